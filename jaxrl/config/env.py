@@ -1,0 +1,133 @@
+"""Which environments a run plays, how tokens are sampled in them, and how their tasks are picked."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from jaxrl.config.algorithm import AlgorithmConfig
+from jaxrl.config.base import Section
+
+
+class SamplingConfig(Section):
+    """How tokens are sampled."""
+
+    temperature: float = Field(default=1.0, ge=0, le=2)
+    """0 is greedy, allowed in evaluation only."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Nucleus sampling; must stay 1 where the policy's tokens are trained on."""
+    top_k: int = Field(default=0, ge=0)
+    """Keep the k likeliest tokens, 0 keeps all; must stay 0 where the policy's tokens are trained on."""
+    min_p: float = Field(default=0.0, ge=0, le=1)
+    """Keep tokens at least this likely relative to the likeliest; must stay 0 where the policy's tokens are trained on."""
+    max_tokens: int = Field(default=256, ge=1)
+    """Tokens of one reply at most; clamped to what is left of the window."""
+    stop: list[str] = []
+    """Strings that end a reply besides the model's stop ids."""
+
+    @property
+    def is_truncated(self) -> bool:
+        """True if the distribution is cut, so that its logprobs are of another distribution than the trainer's."""
+        return self.top_p < 1.0 or self.top_k > 0 or self.min_p > 0.0
+
+
+class SequentialTasksConfig(Section):
+    """Tasks in the order that the environment lists them, from the start again when they are used up."""
+
+    type: Literal["sequential"] = "sequential"
+    """Tag of this task sampler."""
+
+
+class UniformTasksConfig(Section):
+    """Every task once per epoch, each epoch in an order of its own."""
+
+    type: Literal["uniform"] = "uniform"
+    """Tag of this task sampler."""
+
+
+TasksConfig = Annotated[SequentialTasksConfig | UniformTasksConfig, Field(discriminator="type")]
+
+
+class EnvBase(Section):
+    """What every environment has, whatever its type."""
+
+    name: str | None = Field(default=None, min_length=1, pattern=r"^[A-Za-z0-9_.\-]+$")
+    """Name in metrics and logs; null takes the environment's own default. Unique among the training environments."""
+    system_prompt: str | None = None
+    """A system message before the question; null sends none."""
+    ratio: float = Field(default=1.0, gt=0)
+    """Share of groups drawn from this environment, relative to the others' ratios."""
+    rollout_deadline_s: float = Field(default=300.0, gt=0)
+    """A rollout still running after this many seconds is an error (`timeout`), not a reward of 0."""
+    algo: AlgorithmConfig | None = None
+    """This environment's algorithm; null inherits `orchestrator.algo`."""
+    sampling: SamplingConfig | None = None
+    """This environment's token sampling; null inherits `orchestrator.sampling`."""
+    tasks: TasksConfig = UniformTasksConfig()
+    """How this environment's next task is picked."""
+
+
+class TierConfig(Section):
+    """One difficulty of a dataset."""
+
+    name: str = Field(min_length=1)
+    """Name of the tier; the task's `difficulty`."""
+    parameters: dict[str, Any] = {}
+    """Dataset parameters of this tier, over the environment's own."""
+
+
+class ReasoningGymEnvConfig(EnvBase):
+    """Single-turn questions from one dataset of the `reasoning_gym` package."""
+
+    type: Literal["reasoning_gym"] = "reasoning_gym"
+    """Tag of this environment."""
+    dataset: str
+    """Name of the dataset, such as `chain_sum`."""
+    parameters: dict[str, Any] = {}
+    """The dataset's own parameters, such as `min_terms`."""
+    tiers: list[TierConfig] = []
+    """Difficulties, each a variation of the parameters; empty makes one tier called `all`."""
+    num_tasks: int = Field(default=1000, ge=1)
+    """Items generated per tier, before equal questions are merged and the split is taken."""
+    seed: int = Field(default=0, ge=0)
+    """First item seed. Item i of a tier is generated from seed + i, so two environments need seeds further apart than `num_tasks`."""
+    split: Literal["train", "heldout", "all"] = "train"
+    """Which questions to keep, by a hash of the question text: `train` and `heldout` never share a text."""
+    heldout_frac: float = Field(default=0.1, ge=0, lt=1)
+    """Share of distinct question texts that belong to `heldout`."""
+    scorer: Literal["exact_match", "dataset"] = "exact_match"
+    """`exact_match` gives 1 for exactly the answer and else 0; `dataset` is the dataset's own scorer, which may give part credit."""
+    require_stop: bool = True
+    """Under `exact_match`, a reply that was cut by the token limit is worth 0 whatever it holds."""
+
+
+class ReverseTextEnvConfig(EnvBase):
+    """Repeat a short text backwards: the smallest complete environment, to be copied."""
+
+    type: Literal["reverse_text"] = "reverse_text"
+    """Tag of this environment."""
+    min_chars: int = Field(default=2, ge=1)
+    """Shortest text."""
+    max_chars: int = Field(default=5, ge=1)
+    """Longest text."""
+    alphabet: str = Field(default="abcdefghij", min_length=2)
+    """Characters that texts are made of."""
+    num_tasks: int = Field(default=1000, ge=1)
+    """Texts generated."""
+    seed: int = Field(default=0, ge=0)
+    """Seed of the texts."""
+
+    @model_validator(mode="after")
+    def _lengths_are_ordered(self) -> ReverseTextEnvConfig:
+        if self.min_chars > self.max_chars:
+            raise ValueError(f"`min_chars`={self.min_chars} exceeds `max_chars`={self.max_chars}")
+        return self
+
+
+EnvConfig = Annotated[ReasoningGymEnvConfig | ReverseTextEnvConfig, Field(discriminator="type")]
+
+
+def env_name(config: EnvBase) -> str:
+    """Return the name of an environment: the one it was given, or its dataset's, or its type's."""
+    return config.name or getattr(config, "dataset", None) or config.type

@@ -1,0 +1,23 @@
+"""When the policy is measured during training, and on what."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from jaxrl.config.base import Section
+from jaxrl.config.env import EnvConfig, SamplingConfig
+
+
+class EvalSectionConfig(Section):
+    """Evaluation in training. The base and the final policy are always evaluated when an environment is listed."""
+
+    env: list[EnvConfig] = []
+    """Held-out environments; their `algo`, `tasks` and `ratio` are not used."""
+    every_n_steps: int | None = Field(default=None, ge=1)
+    """Also evaluate after every n-th step; null evaluates the base and the final policy only."""
+    num_tasks: int | None = Field(default=None, ge=1)
+    """Tasks of each environment, the first ones in its order; null plays all of them."""
+    success_threshold: float = 1.0
+    """A rollout whose reward reaches this counts as a success."""
+    sampling: SamplingConfig = SamplingConfig(temperature=0.0)
+    """Token sampling of evaluation; never touches training's."""

@@ -1,0 +1,14 @@
+"""What a run shows and writes besides its checkpoints. `metrics.jsonl` is always on."""
+
+from jaxrl.config.base import Section
+
+
+class MonitorsConfig(Section):
+    """Terminal view, rollout log and reward curve."""
+
+    terminal: bool = True
+    """Show a live view when standard output is a terminal, and one line per step otherwise."""
+    rollouts: bool = True
+    """Write every rollout of every step to `rollouts/step_NNNNNN.jsonl`."""
+    plot: bool = True
+    """Draw `reward_curve.png` at the end of the run."""

@@ -1,0 +1,116 @@
+"""The root of a run's configuration, and the checks that cross its sections.
+
+Built by `jaxrl.config.load` from TOML and the command line, or directly in Python. Every cross-section check happens here, before
+any device or socket is touched.
+"""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from jaxrl.config.base import Section
+from jaxrl.config.env import env_name
+from jaxrl.config.inference import EmbeddedInferenceConfig, InferenceConfig
+from jaxrl.config.monitors import MonitorsConfig
+from jaxrl.config.orchestrator import OrchestratorConfig
+from jaxrl.config.trainer import CosineScheduleConfig, LinearScheduleConfig, TrainerConfig
+
+
+class RunSection(Section):
+    """What the run is called, where it writes, and how long it goes on."""
+
+    name: str = Field(default="run", min_length=1, pattern=r"^[A-Za-z0-9_.\-]+$")
+    """Name of the run, also of its folder."""
+    output_dir: str | None = None
+    """The run folder; null means `runs/<name>`."""
+    seed: int = Field(default=0, ge=0, lt=2**31)
+    """Seed of everything that is random: task order, token sampling, initial weights."""
+    max_steps: int = Field(default=100, ge=1)
+    """Optimizer steps of the whole run, resumed parts included."""
+    allow_import_paths: bool = True
+    """False refuses every import path in the configuration: the setting for hosted use."""
+
+
+class RunConfig(Section):
+    """Everything that a run is."""
+
+    run: RunSection = RunSection()
+    """Name, folder, seed, length."""
+    orchestrator: OrchestratorConfig
+    """What is played and how it is credited."""
+    inference: InferenceConfig = EmbeddedInferenceConfig()
+    """Who generates text."""
+    trainer: TrainerConfig = TrainerConfig()
+    """What a step is."""
+    monitors: MonitorsConfig = MonitorsConfig()
+    """What is shown and written."""
+
+    @property
+    def run_dir(self) -> Path:
+        """The run folder."""
+        return Path(self.run.output_dir) if self.run.output_dir else Path("runs") / self.run.name
+
+    @property
+    def async_level(self) -> int:
+        """Steps that generation may run ahead; the embedded engine shares the trainer's devices, so its default is 0."""
+        level = self.orchestrator.max_async_level
+        return 0 if level is None else level
+
+    @model_validator(mode="after")
+    def _policy_server_is_supported(self) -> Self:
+        if self.inference.type == "openai":
+            raise ValueError(
+                "`inference.type`='openai' as the policy is not supported: new weights cannot yet be loaded into an external "
+                "server, so it would go on sampling from the first policy; use `inference.type`='embedded'"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _window_fits_a_row(self) -> Self:
+        for env in self.orchestrator.train.env:
+            max_tokens = self.orchestrator.sampling_of(env).max_tokens
+            if max_tokens >= self.inference.max_model_len:
+                raise ValueError(
+                    f"env {env_name(env)!r}: `sampling.max_tokens`={max_tokens} leaves no room for a prompt in "
+                    f"`inference.max_model_len`={self.inference.max_model_len}; lower the first or raise the second"
+                )
+        if self.inference.max_model_len > self.trainer.row_length and self.trainer.overlong == "drop":
+            warnings.warn(
+                f"`inference.max_model_len`={self.inference.max_model_len} is longer than `trainer.row_length`="
+                f"{self.trainer.row_length}: rollouts longer than a row will be dropped (`trainer.overlong`='drop')",
+                stacklevel=2,
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _schedule_fits_the_run(self) -> Self:
+        schedule, steps = self.trainer.optimizer.schedule, self.run.max_steps
+        if isinstance(schedule, LinearScheduleConfig):
+            if schedule.warmup_steps + schedule.decay_steps > steps:
+                raise ValueError(
+                    f"`trainer.optimizer.schedule`: warmup_steps={schedule.warmup_steps} + decay_steps={schedule.decay_steps} "
+                    f"exceed `run.max_steps`={steps}"
+                )
+            if schedule.warmup_steps == 0 and schedule.decay_steps == 0:
+                raise ValueError("`trainer.optimizer.schedule`: a linear schedule needs warmup_steps or decay_steps; use 'constant'")
+        if isinstance(schedule, CosineScheduleConfig) and schedule.warmup_steps >= steps:
+            raise ValueError(
+                f"`trainer.optimizer.schedule.warmup_steps`={schedule.warmup_steps} must be below `run.max_steps`={steps}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _groups_have_peers(self) -> Self:
+        if self.orchestrator.group_size == 1:
+            for env in self.orchestrator.train.env:
+                if self.orchestrator.algo_of(env).is_group_relative:
+                    warnings.warn(
+                        f"env {env_name(env)!r}: `{self.orchestrator.algo_of(env).type}` compares the rollouts of a group, but "
+                        "`orchestrator.group_size`=1: every advantage will be 0 and nothing will be learned",
+                        stacklevel=2,
+                    )
+        return self

@@ -1,0 +1,143 @@
+"""The one protocol that anything which generates tokens speaks: tokens in, tokens out, with logprobs and versions.
+
+An `Endpoint` is the embedded engine's client or an HTTP server's client; environments never see one (they see `inference.session`). Requests and
+answers are plain numpy; nothing here retries, renders text or knows a policy version of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+
+class FinishReason(StrEnum):
+    """Why a generation ended."""
+
+    STOP = "stop"
+    """A stop id or a stop string was reached; a stop id is among the returned tokens."""
+    LENGTH = "length"
+    """The token limit, or the end of the window, was reached."""
+    CANCELLED = "cancelled"
+    """The request was cancelled; the tokens so far are returned."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSampling:
+    """How one request's tokens are sampled. Frozen: a second turn cannot find the first turn's values changed."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    """0 takes the likeliest token."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 keeps all tokens."""
+    min_p: float = 0.0
+    seed: int = 0
+    """63-bit; with a token's position it fixes the token's noise, whatever else is in the batch."""
+    stop_ids: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """One prompt to continue."""
+
+    request_id: str
+    token_ids: np.ndarray
+    """[P] int32, P >= 1."""
+    sampling: TokenSampling
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """What was sampled after a prompt; all arrays have the same length `N >= 0`."""
+
+    token_ids: np.ndarray
+    """[N] int32, the sampled stop id included."""
+    logprobs: np.ndarray
+    """[N] float32 under the distribution that was sampled from (after temperature and truncation)."""
+    versions: np.ndarray
+    """[N] int32, the policy version that sampled each token."""
+    finish_reason: FinishReason
+    text: str = ""
+    """The decoded tokens up to a stop string or without the stop id, for people."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointHealth:
+    """What an endpoint says of itself."""
+
+    is_ready: bool
+    version: int
+    num_running: int = 0
+    num_waiting: int = 0
+    detail: dict[str, float] = field(default_factory=dict)
+
+
+@runtime_checkable
+class Endpoint(Protocol):
+    """Something that generates. Every method may be called from the event loop's thread only."""
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        """Continue a prompt.
+
+        Cancelling the awaiting task cancels the request in the endpoint.
+
+        Raises:
+          PromptTooLongError: the prompt leaves no room for one token.
+          EngineError: the request was refused or lost.
+          DeadlineError: the endpoint's own request deadline passed.
+        """
+        ...
+
+    async def score(self, token_ids: np.ndarray, temperature: float = 1.0) -> np.ndarray:
+        """Return [L] float32 logprobs of the given [L] tokens, each given those before it; index 0 is 0.0."""
+        ...
+
+    async def pause(self) -> None:
+        """Hold all decoding after the current step; requests stay where they are."""
+        ...
+
+    async def resume(self) -> None:
+        """Decode again."""
+        ...
+
+    async def load(self, version: int) -> None:
+        """Take published policy `version`; returns once every later token is sampled from it."""
+        ...
+
+    async def health(self) -> EndpointHealth:
+        """Report readiness, load and the version that is being served."""
+        ...
+
+    async def close(self) -> None:
+        """Give back what the client holds; outstanding requests are cancelled."""
+        ...
+
+
+def sampling_seed(run_seed: int, env_name: str, draw_index: int, member: int, turn: int) -> int:
+    """Return the 63-bit seed of one turn's token stream.
+
+    Two turns of a run never share a stream (up to hash collisions), and a task that is drawn again is sampled anew because its
+    draw index differs. Token t of the reply is then sampled with the seed and the absolute position of t.
+
+    Args:
+      run_seed: `run.seed`.
+      env_name: the environment; evaluation uses a name that no training environment can have.
+      draw_index: which draw of that environment the group came from.
+      member: index within the group.
+      turn: 0-based policy turn within the rollout.
+
+    Returns:
+      An integer in [0, 2^63).
+
+    Example:
+      >>> sampling_seed(0, "add", 0, 0, 0) != sampling_seed(0, "add", 0, 1, 0)
+      True
+    """
+    text = f"{run_seed}\x1f{env_name}\x1f{draw_index}\x1f{member}\x1f{turn}".encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1

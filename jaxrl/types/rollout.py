@@ -1,0 +1,250 @@
+"""The nouns of playing: task, node, rollout and group.
+
+A `Rollout` is one attempt at a `Task`, kept as a graph of `Node`s: concatenating the nodes' token ids along a root-to-leaf path gives exactly
+the ids that the model saw. Sampled ids are never rewritten; a history that changes forks a branch. `reward` is a number or None
+(not scored); an error is a `Failure` on the rollout, never reward 0. Turning nodes into samples is `batching.samples`' work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+
+from jaxrl.errors import SampleError
+from jaxrl.types.sample import TrainingSample
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One problem to attempt, as drawn."""
+
+    env_name: str
+    """The environment that plays it."""
+    id: str
+    """Stable identity within the environment."""
+    spec: dict[str, Any]
+    """The JSON value that the environment's task list holds; the environment alone knows its keys."""
+
+
+class Boundary(StrEnum):
+    """Where a rollout failed."""
+
+    POLICY = "policy"
+    """The inference endpoint refused, lost or mis-answered a request."""
+    ENV = "env"
+    """The environment raised while playing."""
+    GRADER = "grader"
+    """The reward function raised, or returned something that is not a finite number."""
+    ALGORITHM = "algorithm"
+    """A scoring hook failed or stamped an illegal stream."""
+    TIMEOUT = "timeout"
+    """The rollout ran past its deadline."""
+
+
+class Bucket(StrEnum):
+    """Where a dispatched rollout ended; each one is in exactly one bucket. `filtered/<name>` buckets are made by `filtered`."""
+
+    PENDING = "pending"
+    TRAINED = "trained"
+    GATED = "gated"
+    STALE = "stale"
+    OVERLONG_DROPPED = "overlong_dropped"
+    UNSCORED = "unscored"
+    ERRORED = "errored"
+    CANCELLED = "cancelled"
+
+
+def filtered(name: str) -> str:
+    """Return the ledger bucket of rollouts that filter `name` dropped."""
+    return f"filtered/{name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a rollout has no reward."""
+
+    boundary: Boundary
+    type: str
+    """Name of the exception class."""
+    message: str
+
+
+@dataclass(slots=True)
+class Node:
+    """One span of a rollout's token stream: an input message, or one reply of the policy."""
+
+    parent: int | None
+    """Index of the parent node in `Rollout.nodes`; None for a root."""
+    role: str
+    """system, user, assistant or tool."""
+    content: str
+    """The text, for people and scorers; the truth is in `token_ids`."""
+    token_ids: np.ndarray
+    """[n] int32. In a sampled node the generation prompt comes first and the sampled tokens last."""
+    sampled: bool = False
+    """True if the policy wrote the tail of this node."""
+    loss_mask: np.ndarray | None = None
+    """[n] bool, or None for the default: True exactly on the sampled tokens."""
+    is_content: np.ndarray | None = None
+    """[n] bool, True on the message's own text and False on scaffolding; None when there is no attribution."""
+    logprobs: np.ndarray | None = None
+    """[num_sampled] float32, under the distribution that sampled; None for frozen and demonstration sources."""
+    versions: np.ndarray | None = None
+    """[num_sampled] int32, the policy version that sampled each token; None for frozen and demonstration sources."""
+    num_sampled: int = 0
+    """How many tokens at the tail were sampled."""
+    temperature: float = 1.0
+    """Temperature at which the tail was sampled."""
+    finish_reason: str | None = None
+    """stop, length or cancelled, for a sampled node."""
+
+
+@dataclass(slots=True)
+class Rollout:
+    """One attempt at a task."""
+
+    task: Task
+    group_id: str
+    """Which group it belongs to; unique in a run."""
+    member: int
+    """0-based index within the group."""
+    draw_index: int
+    """Which draw of its environment the group came from; part of the sampling key."""
+    nodes: list[Node] = field(default_factory=list)
+    reward: float | None = None
+    failure: Failure | None = None
+    info: dict[str, Any] = field(default_factory=dict)
+    """What the environment wants to tell algorithms and logs; JSON-like."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Numbers that the environment reports, averaged into metrics."""
+    stop_reason: str | None = None
+    """Why the rollout ended, in the environment's words (done, max_turns, ...)."""
+    is_truncated: bool = False
+    """True if a token or turn limit cut the rollout; an attribute, not a ledger bucket."""
+    samples: list[TrainingSample] = field(default_factory=list)
+    """Filled on arrival by `batching.rollout_to_samples`, one per trainable branch."""
+    bucket: str = Bucket.PENDING
+    """Its ledger bucket."""
+    duration_s: float = 0.0
+    is_frozen: bool = False
+    """True once `finalize_group` has stamped the streams; writing them afterwards is an error."""
+
+    @property
+    def env_name(self) -> str:
+        """Name of the environment that played it."""
+        return self.task.env_name
+
+    @property
+    def num_turns(self) -> int:
+        """Number of policy replies."""
+        return sum(node.sampled for node in self.nodes)
+
+    @property
+    def num_completion_tokens(self) -> int:
+        """Number of tokens that the policy sampled."""
+        return sum(node.num_sampled for node in self.nodes)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Number of tokens that the policy did not sample."""
+        return sum(len(node.token_ids) - node.num_sampled for node in self.nodes)
+
+    @property
+    def oldest_version(self) -> int | None:
+        """The oldest policy version among the sampled tokens; None without sampled live-policy tokens."""
+        versions = [int(n.versions.min()) for n in self.nodes if n.versions is not None and len(n.versions)]
+        return min(versions, default=None)
+
+    @property
+    def is_scored(self) -> bool:
+        """True if the rollout has a reward and did not fail."""
+        return self.reward is not None and self.failure is None
+
+    @property
+    def completion_text(self) -> str:
+        """The last reply of the policy, or the empty string."""
+        return next((n.content for n in reversed(self.nodes) if n.sampled), "")
+
+    def messages(self) -> list[dict[str, str]]:
+        """Return the last branch as chat messages, for logs."""
+        if not self.nodes:
+            return []
+        path: list[Node] = []
+        index: int | None = len(self.nodes) - 1
+        while index is not None:
+            path.append(self.nodes[index])
+            index = self.nodes[index].parent
+        return [{"role": n.role, "content": n.content} for n in reversed(path)]
+
+    def assign_advantages(self, values: float | Sequence[float] | np.ndarray) -> None:
+        """Write the rollout's credit into its samples' `advantages` streams.
+
+        A scalar is broadcast over the mask-True tokens; a list must have the full length of the samples' tokens, concatenated in sample
+        order. "Assigned zeros" and "never assigned" (None) stay different states.
+
+        Args:
+          values: one number, or one number per token of all samples together. Unitless.
+
+        Raises:
+          SampleError: the rollout is frozen, a value is not finite, the list has another length, or a value off the loss mask is non-zero.
+        """
+        if self.is_frozen:
+            raise SampleError(f"env {self.env_name!r}: advantages were assigned after `finalize_group` had frozen the rollout")
+        values_flat = np.asarray(values, dtype=np.float32)
+        if not np.isfinite(values_flat).all():
+            raise SampleError(f"env {self.env_name!r}: an advantage is not finite: {values_flat.ravel()[:8].tolist()}")
+        if values_flat.ndim == 0:
+            for sample in self.samples:
+                sample.advantages = np.where(sample.loss_mask, values_flat, np.float32(0.0)).astype(np.float32)
+            return
+        total = sum(len(sample) for sample in self.samples)
+        if values_flat.shape != (total,):
+            raise SampleError(
+                f"env {self.env_name!r}: expected one advantage per token of the rollout's samples ({total}), got shape {values_flat.shape}"
+            )
+        offset = 0
+        for sample in self.samples:
+            part = values_flat[offset : offset + len(sample)]
+            if np.any(part[~sample.loss_mask] != 0):
+                raise SampleError(f"env {self.env_name!r}: an advantage off the loss mask is non-zero; only sampled tokens take credit")
+            sample.advantages = part.copy()
+            offset += len(sample)
+
+    def mean_advantage(self) -> float | None:
+        """Return the mean advantage over mask-True tokens, for monitoring; None if none was assigned."""
+        parts = [s.advantages[s.loss_mask] for s in self.samples if s.advantages is not None]
+        flat = np.concatenate(parts) if parts else np.zeros(0, np.float32)
+        return float(flat.mean()) if flat.size else (0.0 if parts else None)
+
+
+@dataclass(slots=True)
+class Group:
+    """`group_size` rollouts of one task."""
+
+    id: str
+    task: Task
+    draw_index: int
+    size: int
+    """How many rollouts were asked for."""
+    version: int
+    """The policy version when the group was opened."""
+    rollouts: list[Rollout] = field(default_factory=list)
+    """The rollouts that arrived so far, in member order once the group is complete."""
+
+    def __iter__(self) -> Iterator[Rollout]:
+        """Iterate over the rollouts that arrived."""
+        return iter(self.rollouts)
+
+    @property
+    def is_complete(self) -> bool:
+        """True once every rollout arrived, scored or not."""
+        return len(self.rollouts) == self.size
+
+    @property
+    def survivors(self) -> list[Rollout]:
+        """Scored rollouts with something to train on: what baselines and hooks see."""
+        return [r for r in self.rollouts if r.is_scored and r.samples]
