@@ -1,7 +1,7 @@
 """The one protocol that anything which generates tokens speaks: tokens in, tokens out, with logprobs and versions.
 
-An `Endpoint` is the embedded engine's client or an HTTP server's client; environments never see one (they see `inference.session`). Requests and
-answers are plain numpy; nothing here retries, renders text or knows a policy version of its own.
+An `Endpoint` is the embedded engine's client or an HTTP server's client; environments never see one (they see an
+`envs.base.Session`). Requests and answers are plain numpy; nothing here retries, renders text or knows a policy version of its own.
 """
 
 from __future__ import annotations

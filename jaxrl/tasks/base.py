@@ -1,7 +1,7 @@
 """Which task next: the protocol of every task sampler.
 
-A sampler owns a finite list of task specs and hands them out; it sees every scored group before any gate or filter. State is JSON, so that a
-checkpoint can hold it. Nothing here knows rollouts, environments or advantages.
+A sampler owns a finite list of task specs and hands them out; it sees every scored group before any gate or filter. State is
+JSON, so that a checkpoint can hold it. Nothing here knows rollouts, environments or advantages.
 """
 
 from __future__ import annotations

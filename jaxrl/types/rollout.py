@@ -1,8 +1,9 @@
 """The nouns of playing: task, node, rollout and group.
 
-A `Rollout` is one attempt at a `Task`, kept as a graph of `Node`s: concatenating the nodes' token ids along a root-to-leaf path gives exactly
-the ids that the model saw. Sampled ids are never rewritten; a history that changes forks a branch. `reward` is a number or None
-(not scored); an error is a `Failure` on the rollout, never reward 0. Turning nodes into samples is `batching.samples`' work.
+A `Rollout` is one attempt at a `Task`, kept as a graph of `Node`s: concatenating the nodes' token ids along a root-to-leaf
+path gives exactly the ids that the model saw. Sampled ids are never rewritten; a history that changes forks a branch.
+`reward` is a number or None (not scored); an error is a `Failure` on the rollout, never reward 0. Turning nodes into samples
+is `batching.samples`' work.
 """
 
 from __future__ import annotations

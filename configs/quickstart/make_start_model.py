@@ -1,0 +1,253 @@
+"""Make the small model that the quickstart starts from: `make start-model`, or run this file.
+
+It builds a tokenizer, writes supervised documents over reasoning_gym `chain_sum` questions of the training split, trains a
+0.66 M parameter Qwen3 on them with the project's own trainer (cross-entropy is one of its three loss components), measures
+the result, and saves a Hugging Face directory.
+
+What is in the documents: single questions answered either bare (`18`) or worked out (`<think>8+3=11 ...</think>18`), a second
+user turn after a wrong first answer, and a tool call with its result. Every token under the loss belongs to a correct
+answer: the wrong first answers of the two-turn documents are context only. No question of the held-out split occurs.
+Reinforcement learning is not done here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import re
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import numpy as np
+from rich.console import Console
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from jaxrl.batching import pack
+from jaxrl.config.env import ReasoningGymEnvConfig
+from jaxrl.config.trainer import CosineScheduleConfig, MeshConfig, OptimizerConfig, TrainerConfig
+from jaxrl.envs.build import build_environment
+from jaxrl.models import Model, ModelSpec, build_mesh, init_params, save_pretrained
+from jaxrl.trainer.step import build_programs, densify
+from jaxrl.types import TrainingSample
+
+SPECIALS = (
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<think>",
+    "</think>",
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+)
+CHAT_TEMPLATE = (
+    "{%- for message in messages -%}"
+    "{%- if message.role == 'tool' -%}"
+    "<|im_start|>user\n<tool_response>{{ message.content }}</tool_response><|im_end|>\n"
+    "{%- else -%}"
+    "<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
+    "{%- endif -%}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}<|im_start|>assistant\n{%- endif -%}"
+)
+NUM_MERGED_TOKENS = 385
+ROWS, ROW_LENGTH, DOCS_PER_STEP = 20, 96, 54
+
+Document = list[tuple[str, bool]]
+"""Spans of text in order; True where the loss is taken."""
+
+
+def worked(expression: str) -> str:
+    r"""Return the answer to a chain of sums and differences, worked out one operation per line.
+
+    Example:
+      >>> worked("8 + 3 - 1")
+      '<think>8+3=11\n11-1=10</think>10'
+    """
+    terms = expression.split()
+    total, lines = int(terms[0]), []
+    for sign, term in zip(terms[1::2], terms[2::2], strict=True):
+        result = total + int(term) if sign == "+" else total - int(term)
+        lines.append(f"{total}{sign}{term}={result}")
+        total = result
+    return "<think>" + "\n".join(lines) + f"</think>{total}"
+
+
+def turn(role: str, content: str, is_trained: bool = False) -> Document:
+    """Return one ChatML turn; the content and its end are trained, the header and the newline never are."""
+    return [(f"<|im_start|>{role}\n", False), (f"{content}<|im_end|>", is_trained), ("\n", False)]
+
+
+def document(question: str, answer: str, rng: random.Random, worked_share: float) -> Document:
+    """Return one supervised document about a question: 10% a retry, 10% a tool call, else a single turn."""
+    match = re.search(r": (.*) =$", question)
+    if match is None:
+        raise ValueError(f"expected a chain_sum question that ends in ': a + b =', got {question!r}")
+    expression = match.group(1)
+    kind = rng.random()
+    if kind < 0.1:
+        wrong = str(int(answer) + rng.choice([-1, 1]) * rng.randint(1, 20))
+        return [
+            *turn("user", question),
+            *turn("assistant", wrong),
+            *turn("user", "Wrong, try again."),
+            *turn("assistant", worked(expression), True),
+        ]
+    if kind < 0.2:
+        call = json.dumps({"name": "calc", "arguments": {"expr": expression}})
+        return [
+            *turn("system", "Tool: calc(expr)"),
+            *turn("user", question),
+            *turn("assistant", f"<tool_call>{call}</tool_call>", True),
+            *turn("user", f"<tool_response>{answer}</tool_response>"),
+            *turn("assistant", answer, True),
+        ]
+    is_worked = rng.random() < worked_share
+    return [*turn("user", question), *turn("assistant", worked(expression) if is_worked else answer, True)]
+
+
+def train_tokenizer(documents: list[Document]) -> PreTrainedTokenizerFast:
+    """Train a byte-level BPE in which digits and newlines stand alone, so that arithmetic is seen digit by digit."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(r"\d|\n"), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=NUM_MERGED_TOKENS,
+        special_tokens=list(SPECIALS),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    is_special = re.compile("|".join(map(re.escape, SPECIALS)))
+    # Merges must not run across special tokens, so the texts are cut there before training.
+    texts = [piece for doc in documents for piece in is_special.split("".join(text for text, _ in doc)) if piece]
+    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.add_special_tokens([AddedToken(s, special=True, normalized=False) for s in SPECIALS])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        chat_template=CHAT_TEMPLATE,
+        model_max_length=512,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def to_sample(doc: Document, tokenizer: PreTrainedTokenizerFast) -> TrainingSample:
+    """Return a document as a sample whose trained tokens are cross-entropy members."""
+    spans = [tokenizer.encode(text, add_special_tokens=False) for text, _ in doc]
+    ids = np.concatenate([np.asarray(s, np.int32) for s in spans])
+    weights = np.concatenate([np.full(len(s), float(t), np.float32) for s, (_, t) in zip(spans, doc, strict=True)])
+    return TrainingSample(
+        token_ids=ids,
+        loss_mask=np.zeros(len(ids), bool),
+        inference_logprobs=np.zeros(len(ids), np.float32),
+        temperatures=np.ones(len(ids), np.float32),
+        env_name="documents",
+        ce_weights=weights,
+    )
+
+
+def documents_forever(questions: list[tuple[str, str]], rng: random.Random, worked_share: float) -> Iterator[Document]:
+    """Yield documents over all questions, epoch after epoch, in a new order each time."""
+    while True:
+        rng.shuffle(questions)
+        for question, answer in questions:
+            yield document(question, answer, rng, worked_share)
+
+
+def fit(model: Model, params: dict, samples: Iterator[TrainingSample], steps: int, lr: float, console: Console) -> dict:
+    """Train the parameters on the samples by cross-entropy and return them."""
+    config = TrainerConfig(
+        row_length=ROW_LENGTH,
+        rows=ROWS,
+        max_segments=8,
+        head_chunk_tokens=ROWS * ROW_LENGTH,
+        optimizer=OptimizerConfig(lr=lr, beta2=0.98, schedule=CosineScheduleConfig(warmup_steps=min(100, steps // 4), min_lr=lr / 10)),
+    )
+    programs = build_programs(model, config, build_mesh(MeshConfig(), jax.devices()[:1]), steps)
+    state = programs.init_state(params)
+    began_s = time.monotonic()
+    for step in range(1, steps + 1):
+        batch = pack(
+            [next(samples) for _ in range(DOCS_PER_STEP)],
+            step=step,
+            row_length=ROW_LENGTH,
+            rows=ROWS,
+            shards=1,
+            max_segments=config.max_segments,
+        )
+        denominators = programs.psum_denominators(batch.member_counts)
+        accumulator = programs.zero_accumulator(state)
+        for micro_batch in batch.micro_batches:
+            accumulator, _ = programs.grad_step(state, accumulator, densify(micro_batch), denominators)
+        state, metrics = programs.apply(state, accumulator)
+        if step % 50 == 0 or step == steps:
+            loss = float(metrics["loss/ce"])
+            console.print(f"step {step}/{steps}  cross-entropy {loss:.3f}  {time.monotonic() - began_s:.0f} s")
+    return state.params
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Make the start model and save it."""
+    parser = argparse.ArgumentParser(description="Train the quickstart's start model.")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "start_model", help="Hugging Face directory to write")
+    parser.add_argument("--steps", type=int, default=450, help="optimizer steps")
+    parser.add_argument("--lr", type=float, default=3e-3, help="peak learning rate")
+    parser.add_argument("--worked-share", type=float, default=0.35, help="share of single-turn answers that are worked out")
+    parser.add_argument("--seed", type=int, default=0, help="seed of documents and initial weights")
+    args = parser.parse_args(argv)
+    console = Console()
+
+    env = build_environment(
+        ReasoningGymEnvConfig(
+            dataset="chain_sum",
+            parameters={"min_terms": 3, "max_terms": 4, "min_digits": 1, "max_digits": 1},
+            num_tasks=60_000,
+            seed=1_000_000,
+            split="train",
+        )
+    )
+    questions = [(spec["question"], spec["answer"]) for spec in env.tasks()]
+    console.print(f"{len(questions)} distinct training questions")
+    rng = random.Random(args.seed)
+    stream = documents_forever(questions, rng, args.worked_share)
+    tokenizer = train_tokenizer([next(stream) for _ in range(4000)] * 10)
+    spec = ModelSpec(
+        family="qwen3",
+        vocab_size=512,
+        hidden_size=128,
+        intermediate_size=384,
+        num_layers=3,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=32,
+        rope_theta=10_000.0,
+        rms_norm_eps=1e-6,
+        is_tied=True,
+        has_qk_norm=True,
+        has_attention_bias=False,
+        max_position_embeddings=512,
+    )
+    model = Model(spec)
+    params = init_params(model, jax.random.key(args.seed), param_dtype="float32")
+    params = fit(model, params, (to_sample(doc, tokenizer) for doc in stream), args.steps, args.lr, console)
+    tokenizer_dir = args.out.with_name(args.out.name + ".tokenizer")
+    tokenizer.save_pretrained(tokenizer_dir)
+    save_pretrained(model, params, args.out, tokenizer_dir=tokenizer_dir)
+    console.print(f"saved {args.out}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,410 @@
+"""From a TOML file and a command line to a `RunConfig`.
+
+In: a path and tokens such as `--trainer.optimizer.lr 1e-4`. Out: a validated, frozen `RunConfig`, or one `ConfigError` that lists every
+mistake with its full key, where it came from, what was expected and what to do. Unknown keys are one error whatever their source.
+Only entry points import this module; nothing here reads an environment variable, touches a device or writes a file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import tomllib
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args, get_origin
+
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from jaxrl.config.base import Section
+from jaxrl.config.dump import dump_toml, one_line, redact
+from jaxrl.config.run import RunConfig
+from jaxrl.config.schema import (
+    KeyPath,
+    all_keys,
+    alternatives,
+    annotation_at,
+    default_of,
+    default_tables,
+    dotted,
+    fill_inherited,
+    item_of,
+    section_of,
+    section_types,
+)
+from jaxrl.errors import ConfigError
+
+__all__ = ["CommandLine", "build_parser", "dump_toml", "load_config", "parse_cli", "redact"]
+
+
+@dataclass(frozen=True, slots=True)
+class Override:
+    """One `--key value` of the command line; `value` is None for a bare flag."""
+
+    key: str
+    value: str | None
+
+
+class CommandLine(NamedTuple):
+    """A parsed command line: which file, which overrides (to hand to `load_config`), and the fixed flags."""
+
+    path: Path
+    overrides: list[str]
+    flags: argparse.Namespace
+
+
+def build_parser(prog: str = "python -m jaxrl.train", description: str = "Train a policy.") -> argparse.ArgumentParser:
+    """Return a parser with the flags that every command on a configuration has; the caller may add its own."""
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        description=description,
+        allow_abbrev=False,
+        usage="%(prog)s (--config FILE.toml | --resume RUN_DIR) [options] [--any.config.key VALUE ...]",
+        epilog="Any key of the configuration can be set: --orchestrator.group_size 16, --orchestrator.train.env.0.ratio 2, "
+        "--orchestrator.sampling.stop '[\"\\n\"]'. Values are JSON or TOML, else text; null unsets. "
+        "--dry-run prints every key with its meaning.",
+    )
+    parser.add_argument("--config", type=Path, metavar="FILE", help="the run's TOML file")
+    parser.add_argument("--resume", type=Path, metavar="RUN_DIR", help="go on with the run in this folder, with its own config.toml")
+    parser.add_argument("--dry-run", action="store_true", help="check the configuration, print it resolved, and stop")
+    return parser
+
+
+def parse_cli(argv: Sequence[str], parser: argparse.ArgumentParser | None = None) -> CommandLine:
+    """Split a command line into the configuration file, configuration overrides and fixed flags.
+
+    A token is an override when its name has a dot or is a section of the configuration; everything else is the parser's. With
+    `--resume RUN_DIR` the file is `RUN_DIR/config.toml`.
+
+    Args:
+      argv: the arguments, without the program's name.
+      parser: from `build_parser`, with more flags if wanted; None takes that of training.
+
+    Returns:
+      `(path, overrides, flags)`; `flags` has `config`, `resume`, `dry_run` and the caller's own.
+
+    Raises:
+      SystemExit: with code 2 on a usage error, with code 0 after `--help`.
+
+    Example:
+      >>> path, overrides, flags = parse_cli(["--config", "a.toml", "--run.max-steps", "3", "--dry-run"])
+      >>> str(path), overrides, flags.dry_run
+      ('a.toml', ['--run.max-steps=3'], True)
+    """
+    parser = parser or build_parser()
+    found, rest = _split(argv)
+    flags = parser.parse_args(rest)
+    if (flags.config is None) == (flags.resume is None):
+        parser.error("give either --config FILE.toml or --resume RUN_DIR")
+    path = flags.config if flags.config is not None else flags.resume / "config.toml"
+    return CommandLine(path, [f"--{o.key}" if o.value is None else f"--{o.key}={o.value}" for o in found], flags)
+
+
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """Read a run's configuration from a TOML file and the command line.
+
+    The command line wins over the file. Among overrides the more specific key wins whatever their order, and of two equal keys the
+    later one. A key may be kebab-case or snake_case. List items are set by index, appended at the index after the last, or given as
+    JSON. A `type` that the command line changes drops the fields of the file that the new type does not have. A section given in part
+    keeps its parent's defaults for the rest.
+
+    Args:
+      path: a TOML file.
+      overrides: tokens `--a.b.c value`, `--a.b.c=value` or, for booleans, `--a.b.c`.
+
+    Returns:
+      The validated configuration.
+
+    Raises:
+      ConfigError: the file cannot be read, or any setting is unknown, of the wrong type, or inconsistent; all are listed.
+    """
+    source = Path(path)
+    table = _read(source)
+    found, rest = _split(overrides)
+    if rest:
+        raise ConfigError(f"expected configuration overrides such as `--run.max_steps 10`, got {rest[0]!r}")
+    fill_inherited(RunConfig, table)
+    set_paths: list[KeyPath] = []
+    problems: list[str] = []
+    for override in sorted(found, key=_specificity):
+        try:
+            set_paths.append(_apply(table, override))
+        except ConfigError as error:
+            problems.append(str(error))
+    fill_inherited(RunConfig, table)
+    try:
+        config = RunConfig.model_validate(table)
+    except ValidationError as error:
+        problems += [_explain(e, table, set_paths, source) for e in error.errors()]
+        raise ConfigError(_report(problems)) from None
+    problems += _unwritable(config.model_dump())
+    if problems:
+        raise ConfigError(_report(problems))
+    return config
+
+
+# Reading: files, tokens, overrides
+
+
+def _read(source: Path) -> dict[str, Any]:
+    if source.is_dir():
+        hint = f"; did you mean `{source / 'config.toml'}`?" if (source / "config.toml").is_file() else ""
+        raise ConfigError(f"`{source}` is a directory, expected a TOML file{hint}")
+    try:
+        return tomllib.loads(source.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        others = [str(p) for p in source.parent.glob("*.toml")] if source.parent.is_dir() else []
+        raise ConfigError(f"there is no configuration file `{source}`{_did_you_mean(str(source), others)}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"`{source}` cannot be read as UTF-8 text: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(
+            f"`{source}` is not valid TOML: {error}; strings need quotes, and null is written by leaving the key out"
+        ) from None
+
+
+def _split(argv: Sequence[str]) -> tuple[list[Override], list[str]]:
+    """Take the overrides out of a command line."""
+    overrides: list[Override] = []
+    rest: list[str] = []
+    tokens = list(argv)
+    while tokens:
+        token = tokens.pop(0)
+        name, equals, value = token.removeprefix("--").partition("=")
+        is_key = "." in name or name.replace("-", "_") in RunConfig.model_fields
+        if not token.startswith("--") or not is_key:
+            rest.append(token)
+        elif equals:
+            overrides.append(Override(name, value))
+        else:
+            overrides.append(Override(name, tokens.pop(0) if tokens and not tokens[0].startswith("--") else None))
+    return overrides, rest
+
+
+def _specificity(override: Override) -> tuple[int, bool]:
+    """Sort parents before children, and a `type` before its siblings, so that the siblings are those of the new type."""
+    segments = override.key.split(".")
+    return len(segments), segments[-1] != "type"
+
+
+def _apply(table: dict[str, Any], override: Override) -> KeyPath:
+    """Set one override in the tables and return where."""
+    holder: Any = table
+    annotation: Any = RunConfig
+    path: KeyPath = ()
+    segments = override.key.split(".")
+    for depth, segment in enumerate(segments):
+        section = section_of(annotation, holder)
+        step, annotation = _step(holder, annotation, segment, path)
+        path = (*path, step)
+        if depth == len(segments) - 1:
+            value = _parse_value(override, annotation)
+            if isinstance(holder, list):
+                holder[step : step + 1] = [value]
+                break
+            if step == "type" and section is not None and value != holder.get("type"):
+                _drop_fields_of(section, holder, value, section_types(annotation_at(path[:-1])), path[:-1])
+            holder[step] = value
+        else:
+            holder = _open(holder, step, section, path)
+    return path
+
+
+def _step(holder: Any, annotation: Any, segment: str, path: KeyPath) -> tuple[Any, Any]:
+    """Return the key or index that a segment means in its holder, and the annotation of what is there."""
+    if isinstance(holder, list):
+        if not segment.isdecimal() or int(segment) > len(holder):
+            raise ConfigError(
+                f"`{dotted(path)}` is a list of {len(holder)}: expected an index from 0 to {len(holder)} (which appends), got {segment!r}"
+            )
+        return int(segment), item_of(annotation)
+    section = section_of(annotation, holder)
+    if section is None:
+        return segment, Any
+    name = segment.replace("-", "_")
+    field = section.model_fields.get(name)
+    return (segment, Any) if field is None else (name, field.annotation)
+
+
+def _open(holder: Any, step: Any, section: type[Section] | None, path: KeyPath) -> Any:
+    """Return the table or list at `step`, made from the field's default where the file has none."""
+    if isinstance(holder, list):
+        if step == len(holder):
+            holder.append({})
+        child = holder[step]
+    else:
+        if holder.get(step) is None:
+            field = section.model_fields.get(step) if section else None
+            holder[step] = default_tables(field) if field else {}
+        child = holder[step]
+    if not isinstance(child, dict | list):
+        raise ConfigError(f"`{dotted(path)}`={redact(child, str(step))!r} is a value, not a table: it has no keys to set")
+    return child
+
+
+def _parse_value(override: Override, annotation: Any) -> Any:
+    """Turn the text of an override into a TOML value, guided by the field that takes it."""
+    kinds = alternatives(annotation)
+    text = override.value
+    if text is None:
+        if bool in kinds or Any in kinds:
+            return True
+        raise ConfigError(f"`{override.key}` needs a value: `--{override.key} VALUE`; only booleans may be bare flags")
+    if text == "null":
+        return None
+    if str in kinds and not text.startswith('"'):
+        return text
+    try:
+        return json.loads(text, parse_constant=lambda name: name)
+    except ValueError:
+        pass
+    try:
+        return tomllib.loads(f"value = {text}")["value"] if "\n" not in text else text
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _drop_fields_of(old: type[Section], holder: dict[str, Any], new_type: Any, candidates: list[type[Section]], path: KeyPath) -> None:
+    new = next((c for c in candidates if c.model_fields["type"].default == new_type), None)
+    if new is None:
+        return
+    dropped = [key for key in holder if key in old.model_fields and key not in new.model_fields]
+    for key in dropped:
+        del holder[key]
+    if dropped:
+        warnings.warn(
+            f"`{dotted(path)}.type` was changed to {new_type!r} on the command line, so these settings of the file are not used: "
+            + ", ".join(f"`{dotted((*path, key))}`" for key in dropped),
+            stacklevel=2,
+        )
+
+
+# Errors for people
+
+
+def _report(problems: list[str]) -> str:
+    if len(problems) == 1:
+        return problems[0]
+    return f"{len(problems)} settings are wrong:\n" + "\n".join(f"- {problem}" for problem in problems)
+
+
+def _explain(error: ErrorDetails, table: dict[str, Any], set_paths: list[KeyPath], source: Path) -> str:
+    """Turn one pydantic error into a sentence: key, value, where it came from, what was expected, what to do."""
+    path, section, field, annotation = _locate(error["loc"], table)
+    if error["type"] == "value_error":
+        message = str(error["ctx"]["error"]) if "ctx" in error else error["msg"]
+        return message if not path or f"`{dotted(path)}" in message else f"`{dotted(path)}`: {message}"
+    kind = error["type"]
+    if kind in ("union_tag_invalid", "union_tag_not_found"):
+        tags = [s.model_fields["type"].default for s in section_types(annotation)]
+        path, annotation = (*path, "type"), Literal[tuple(tags)]
+        if kind == "union_tag_not_found":
+            return f"`{dotted(path)}` is missing: expected {_expected(annotation)}"
+    key = dotted(path)
+    if kind == "missing":
+        owner = dotted(path[:-1]) or "the top level"
+        meaning = f" ({one_line(field.description)})" if field is not None and field.description else ""
+        return f"`{key}` is missing: expected {_expected(annotation, field)}{meaning}; set `{path[-1]}` in `{owner}` or give `--{key}`"
+    is_override = any(path[: len(p)] == p or p[: len(path)] == path for p in set_paths)
+    origin = "the command line" if is_override else f"`{source}`"
+    if kind == "extra_forbidden":
+        return f"unknown key `{key}` (from {origin}){_nearest_key(path, section)}"
+    value = error["input"].get("type") if kind == "union_tag_invalid" else error["input"]
+    text = "null" if value is None else repr(redact(value, str(path[-1])))
+    near = _did_you_mean(value, [str(v) for o in alternatives(annotation) if get_origin(o) is Literal for v in get_args(o)])
+    default = default_of(field) if field is not None else None
+    hint = "" if default is None or isinstance(default, Section | list) else f"; the default is {default!r}"
+    return f"`{key}`={text} (from {origin}): expected {_expected(annotation, field)}{near or hint}"
+
+
+def _locate(loc: tuple[Any, ...], table: dict[str, Any]) -> tuple[KeyPath, type[Section] | None, FieldInfo | None, Any]:
+    """Walk a pydantic location, whose union tags are no keys: the path, its section and field, and the annotation there."""
+    path: KeyPath = ()
+    value: Any = table
+    annotation: Any = RunConfig
+    section: type[Section] | None = None
+    field: FieldInfo | None = None
+    steps = list(loc)
+    while steps:
+        step = steps.pop(0)
+        if isinstance(value, list) and isinstance(step, int):
+            annotation, section, field = item_of(annotation), None, None
+        elif isinstance(value, dict):
+            section = section_of(annotation, value)
+            field = section.model_fields.get(step) if section is not None else None
+            annotation = field.annotation if field is not None else Any
+        else:
+            break
+        path = (*path, step)
+        value = value[step] if isinstance(value, list) else value.get(step)
+        if len(section_types(annotation)) > 1 and isinstance(value, dict) and steps and steps[0] == value.get("type"):
+            steps.pop(0)
+    return path, section, field, annotation
+
+
+def _expected(annotation: Any, field: FieldInfo | None = None) -> str:
+    """Say in words what a field takes."""
+    names = {int: "an integer", float: "a number", bool: "true or false", str: "a string", type(None): "null", Any: "a value"}
+    words: list[str] = []
+    for option in alternatives(annotation):
+        if get_origin(option) is Literal:
+            words.append("one of " + ", ".join(repr(v) for v in get_args(option)))
+        elif get_origin(option) is list:
+            words.append("a list of tables" if section_types(item_of(option)) else 'a list, such as \'["a", "b"]\'')
+        else:
+            words.append(names.get(option, "a table"))
+    bounds = []
+    for rule in field.metadata if field is not None else ():
+        for name, sign in (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<"), ("multiple_of", "a multiple of")):
+            if getattr(rule, name, None) is not None:
+                bounds.append(f"{sign} {getattr(rule, name)}")
+        if getattr(rule, "min_length", None):
+            bounds.append("not empty")
+        if getattr(rule, "pattern", None):
+            bounds.append(f"of the form {rule.pattern}")
+    return " or ".join(dict.fromkeys(words)) + (" " + " and ".join(bounds) if bounds else "")
+
+
+def _nearest_key(path: KeyPath, section: type[Section] | None) -> str:
+    """Say which key was probably meant: a near name in the same section, else the same name elsewhere, else the names there are."""
+    if section is None:
+        return ""
+    unknown, parent = str(path[-1]), path[:-1]
+    near = difflib.get_close_matches(unknown.replace("-", "_"), section.model_fields, n=1)
+    if near:
+        return f"; did you mean `{dotted((*parent, near[0]))}`?"
+    elsewhere = [key for key in all_keys(RunConfig) if key.rpartition(".")[2] == unknown]
+    if elsewhere:
+        return f"; that key belongs to `{elsewhere[0]}`"
+    return "; expected one of " + ", ".join(f"`{name}`" for name in section.model_fields)
+
+
+def _did_you_mean(text: Any, choices: Sequence[str]) -> str:
+    near = difflib.get_close_matches(str(text), choices, n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def _unwritable(value: Any, path: KeyPath = (), is_nested: bool = False) -> Iterator[str]:
+    """Say what the run folder's TOML copy of a configuration cannot or must not hold: null in a free table or list, and secrets."""
+    if isinstance(value, dict):
+        is_free = bool(path) and not section_types(annotation_at(path))
+        for key, child in value.items():
+            yield from _unwritable(child, (*path, key), is_free)
+    elif isinstance(value, list):
+        for index, child in enumerate(value):
+            yield from _unwritable(child, (*path, index), True)
+    elif value is None and is_nested:
+        yield f"`{dotted(path)}`=null: TOML has no null inside a table of free keys or a list; leave it out"
+    elif isinstance(value, str):
+        name = next((s for s in reversed(path) if isinstance(s, str)), "")
+        # A short string under such a name is a marker such as "</s>", not a credential.
+        if redact(value) != value or (len(value) >= 8 and redact(value, name) != value):
+            yield (
+                f"`{dotted(path)}` looks like a secret, and the configuration is kept in the run folder; put the value into an "
+                "environment variable and name that variable instead"
+            )

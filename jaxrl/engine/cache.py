@@ -1,0 +1,109 @@
+"""What the engine keeps on the device between ticks, the key-value cache, and the three programs that touch it.
+
+`EnginePrograms` jits prefill, decode and score once each; weights and every setting that a user may vary are arguments, so only the
+model's shape, the number of slots, the window and the prompt buckets are compiled in. The cache is donated to each program that
+changes it. Nothing here decides which request goes where.
+
+Shape letters: S slots, W window, R prefill rows, T bucket length, N insertions, V vocabulary, Q decode steps of one call.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+
+from jaxrl.engine.sampling import SamplingArrays, sample_tokens
+from jaxrl.models.decode import DecodeParams, KVCache, LayerKV, decode_step, prefill, score
+from jaxrl.models.spec import ModelSpec
+
+
+def cache_bytes(spec: ModelSpec, num_slots: int, window: int, dtype: str) -> int:
+    """Return the size in bytes of the key-value cache that `init_cache` makes."""
+    per_token = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * jnp.dtype(dtype).itemsize
+    return num_slots * window * per_token
+
+
+def init_cache(spec: ModelSpec, num_slots: int, window: int, dtype: jnp.dtype) -> KVCache:
+    """Return an empty key-value cache: per layer [S, K, W, E] keys and values."""
+    shape = (num_slots, spec.num_kv_heads, window, spec.head_dim)
+    return [LayerKV(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for _ in range(spec.num_layers)]
+
+
+def insert_prompts(cache: KVCache, prompt_kv: KVCache, rows_N: jax.Array, slots_N: jax.Array) -> KVCache:
+    """Write prefilled rows into the first columns of slots; one row may go to many slots.
+
+    Args:
+      cache: [S, K, W, E] per layer.
+      prompt_kv: [R, K, T, E] per layer with T <= W.
+      rows_N: [N] int32, which prefilled row.
+      slots_N: [N] int32, which slot; an index >= S is dropped.
+
+    Returns:
+      The cache with columns 0..T-1 of the given slots replaced.
+    """
+    chex.assert_equal_shape([rows_N, slots_N])
+    length = prompt_kv[0].keys.shape[2]
+
+    def insert(old_SKWE: jax.Array, new_RKTE: jax.Array) -> jax.Array:
+        return old_SKWE.at[slots_N, :, :length].set(new_RKTE[rows_N], mode="drop")
+
+    return jax.tree.map(insert, cache, prompt_kv)
+
+
+class EnginePrograms:
+    """The engine's three compiled programs; each compiles once per shape, all of which `Engine.warm_up` visits."""
+
+    def __init__(self, spec: ModelSpec, decode_steps: int) -> None:
+        """Bind the static parts.
+
+        Args:
+          spec: the architecture.
+          decode_steps: tokens per slot and `decode` call.
+        """
+        self.prefill = jax.jit(functools.partial(_prefill_into_slots, spec=spec), donate_argnames="cache")
+        """(params, cache, token_ids_RT, rows_N, slots_N) -> cache; see `models.decode.prefill` and `insert_prompts`."""
+        self.decode = jax.jit(functools.partial(_decode_and_sample, spec=spec, decode_steps=decode_steps), donate_argnames="cache")
+        """(params, cache, token_ids_S, position_ids_S, sampling) -> (cache, packed [3, S, Q] int32); see `unpack_sampled`."""
+        self.score = jax.jit(functools.partial(score, spec=spec))
+        """(params, token_ids_RT, temperatures_R) -> [R, T] float32; see `models.decode.score`."""
+
+
+def _prefill_into_slots(
+    params: DecodeParams, cache: KVCache, token_ids_RT: jax.Array, rows_N: jax.Array, slots_N: jax.Array, *, spec: ModelSpec
+) -> KVCache:
+    return insert_prompts(cache, prefill(params, token_ids_RT, spec=spec), rows_N, slots_N)
+
+
+def _decode_and_sample(
+    params: DecodeParams,
+    cache: KVCache,
+    token_ids_S: jax.Array,
+    position_ids_S: jax.Array,
+    sampling: SamplingArrays,
+    *,
+    spec: ModelSpec,
+    decode_steps: int,
+) -> tuple[KVCache, jax.Array]:
+    """Sample `decode_steps` tokens per slot, each fed back as the next one's input."""
+
+    def step(carry: tuple[KVCache, jax.Array, jax.Array], _: None) -> tuple[tuple[KVCache, jax.Array, jax.Array], jax.Array]:
+        cache, token_ids_S, position_ids_S = carry
+        logits_SV, cache = decode_step(params, cache, token_ids_S, position_ids_S, spec=spec)
+        sampled = sample_tokens(logits_SV, position_ids_S + 1, sampling)
+        # One integer array, so that a tick makes one transfer to the host.
+        packed_3S = jnp.stack([
+            sampled.token_ids_S,
+            jax.lax.bitcast_convert_type(sampled.logprobs_S, jnp.int32),
+            sampled.is_near_tie_S.astype(jnp.int32),
+        ])  # fmt: skip
+        return (cache, sampled.token_ids_S, position_ids_S + 1), packed_3S
+
+    carry = (cache, token_ids_S, position_ids_S)
+    if decode_steps == 1:
+        (cache, _, _), packed_3S = step(carry, None)
+        return cache, packed_3S[:, :, None]
+    (cache, _, _), packed_Q3S = jax.lax.scan(step, carry, length=decode_steps)
+    return cache, jnp.moveaxis(packed_Q3S, 0, 2)

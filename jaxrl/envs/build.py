@@ -1,0 +1,52 @@
+"""From an environment's config to the environment, and the check that evaluation questions are never trained on.
+
+In: one `[[orchestrator.*.env]]` table. Out: an object with `tasks()` and `play()`. To add an environment, add its config class to
+`jaxrl.config.env` and a case here; nothing else in the system knows the types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jaxrl.config.env import EnvConfig, ReasoningGymEnvConfig, ReverseTextEnvConfig
+from jaxrl.envs.base import Environment
+from jaxrl.envs.reasoning_gym import reasoning_gym_environment
+from jaxrl.envs.reverse_text import reverse_text
+from jaxrl.errors import ConfigError
+
+
+def build_environment(config: EnvConfig) -> Environment:
+    """Build the environment that a config describes.
+
+    Raises:
+      ConfigError: a setting that only the environment itself can judge is wrong, or a package that it needs is missing.
+    """
+    match config:
+        case ReasoningGymEnvConfig():
+            return reasoning_gym_environment(config)
+        case ReverseTextEnvConfig():
+            return reverse_text(config)
+    raise ConfigError(f"no environment is built from {type(config).__name__}; add a case to `jaxrl.envs.build`")
+
+
+def require_disjoint_questions(train: Sequence[Environment], heldout: Sequence[Environment]) -> None:
+    """Assert that no question text of the held-out environments is a training question.
+
+    Texts are compared, whatever names, seeds, tiers and splits they come from. Environments whose specs have no `question` are not compared.
+
+    Raises:
+      ConfigError: names the two environments, how many texts they share, and one of them.
+    """
+    for env in train:
+        questions = _questions(env)
+        for other in heldout:
+            shared = questions & _questions(other)
+            if shared:
+                raise ConfigError(
+                    f"{len(shared)} question(s) of evaluation env {other.name!r} are also trained on by env {env.name!r}, for example "
+                    f"{min(shared)!r}; use `split`='train' and `split`='heldout' with the same `heldout_frac`"
+                )
+
+
+def _questions(env: Environment) -> set[str]:
+    return {spec["question"] for spec in env.tasks() if "question" in spec}

@@ -1,0 +1,102 @@
+"""The one place where an exception of a rollout becomes data.
+
+In: an environment, a rollout with its session, a deadline. Out: the rollout with a reward, or with a `Failure` that says at which boundary it
+broke (policy, env, grader, timeout). Only cancellation from outside passes through. An error is never a reward of 0, and
+nothing here retries.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import numbers
+import time
+
+import numpy as np
+
+from jaxrl.envs.base import Environment, GraderError, Outcome, Session
+from jaxrl.errors import DeadlineError, EngineError, EnvError, PromptTooLongError
+from jaxrl.types.rollout import Boundary, Failure, Rollout
+
+
+async def play_rollout(env: Environment, rollout: Rollout, session: Session, deadline_s: float) -> None:
+    """Play a rollout to its end and write the outcome on it: reward or failure, stop reason, metrics, info, duration.
+
+    The environment's own clean-up (its `finally` blocks) has run when this returns, whatever happened.
+
+    Args:
+      env: the world.
+      rollout: gets the outcome; its nodes come from the session.
+      session: the rollout's conversation with the policy.
+      deadline_s: a rollout that still runs after this many seconds is cancelled and fails at `timeout`.
+
+    Raises:
+      asyncio.CancelledError: the caller was cancelled; nothing else is ever raised.
+    """
+    started = time.monotonic()
+    deadline = asyncio.timeout(deadline_s)
+    try:
+        async with deadline:
+            outcome = await env.play(rollout.task.spec, session)
+        if deadline.expired():  # the environment swallowed the cancellation
+            raise TimeoutError
+        _write(outcome, rollout)
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        _fail(rollout, Boundary.ENV, EnvError("a coroutine that the environment awaited was cancelled"))
+    except Exception as error:
+        if deadline.expired():
+            late = DeadlineError(f"rollout of env {rollout.env_name!r}, task {rollout.task.id!r} took more than {deadline_s:g} s")
+            _fail(rollout, Boundary.TIMEOUT, late)
+        else:
+            _fail(rollout, *_boundary_of(error))
+    finally:
+        rollout.duration_s = time.monotonic() - started
+
+
+def _boundary_of(error: Exception) -> tuple[Boundary, BaseException]:
+    """Say where an exception belongs, and which exception to show."""
+    if isinstance(error, GraderError):
+        return Boundary.GRADER, error.__cause__ or error
+    if isinstance(error, EngineError | DeadlineError):
+        return Boundary.POLICY, error
+    return Boundary.ENV, error
+
+
+def _fail(rollout: Rollout, boundary: Boundary, error: BaseException) -> None:
+    rollout.reward = None
+    rollout.failure = Failure(boundary=boundary, type=type(error).__name__, message=str(error))
+    rollout.stop_reason = "prompt_too_long" if isinstance(error, PromptTooLongError) else str(boundary)
+    rollout.is_truncated = isinstance(error, PromptTooLongError)
+
+
+def _write(outcome: Outcome, rollout: Rollout) -> None:
+    if not isinstance(outcome, Outcome):
+        raise EnvError(f"env {rollout.env_name!r}: `play` must return an `Outcome`, got {type(outcome).__name__}")
+    metrics = {name: _finite(value) for name, value in outcome.metrics.items()}
+    wrong = [name for name, value in metrics.items() if value is None]
+    if wrong:
+        raise EnvError(f"env {rollout.env_name!r}: metric {wrong[0]!r} must be a finite number, got {outcome.metrics[wrong[0]]!r}")
+    reward = None if outcome.reward is None else _finite(outcome.reward)
+    if outcome.reward is not None and reward is None:
+        raise GraderError(
+            f"env {rollout.env_name!r}: a reward must be a finite number or None, got {outcome.reward!r} of type {type(outcome.reward).__name__}"
+        )
+    rollout.reward = reward
+    rollout.stop_reason = outcome.stop_reason
+    rollout.is_truncated = outcome.is_truncated or any(node.finish_reason == "length" for node in rollout.nodes[-1:])
+    rollout.metrics.update(metrics)
+    rollout.info.update(outcome.info)
+
+
+def _finite(value: object) -> float | None:
+    """Return a real finite number as a float, and None for anything else; a bool is an answer to another question, so no number."""
+    if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Real):
+        return None
+    try:
+        number = float(value)
+    except (OverflowError, ValueError):
+        return None
+    return number if math.isfinite(number) else None

@@ -1,0 +1,153 @@
+"""Questions from any dataset of the `reasoning_gym` package, in tiers, split so that held-out questions are never trained on.
+
+In: a dataset's name, its parameters, tiers of them, seeds. Out: a single-turn environment whose specs hold the question, the answer and the
+tier (`difficulty`). Membership in `train` or `heldout` is a hash of the question text, so it does not depend on seeds or sizes. The
+package is imported only when such an environment is built.
+
+Note: item i of a dataset is generated from seed + i, so equal questions and overlapping seeds are normal: texts are de-duplicated here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import hashlib
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from jaxrl.config.env import ReasoningGymEnvConfig, TierConfig, env_name
+from jaxrl.envs.base import TaskSpec
+from jaxrl.envs.single_turn import SingleTurnEnvironment
+from jaxrl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from reasoning_gym.dataset import ProceduralDataset
+
+_OWNED = {"seed": "seed", "size": "num_tasks"}
+"""Dataset parameters that the environment sets itself, and the config key that sets them."""
+
+
+def reasoning_gym_environment(config: ReasoningGymEnvConfig) -> SingleTurnEnvironment:
+    """Generate the questions of every tier, keep those of the split, and build the environment.
+
+    Raises:
+      ConfigError: the package is missing, the dataset or a parameter is unknown or illegal, the split is empty, or `exact_match` is asked of
+        a dataset that has no single answer.
+
+    Example:
+      >>> config = ReasoningGymEnvConfig(dataset="chain_sum", parameters={"max_terms": 2, "max_digits": 1}, num_tasks=1, split="all")
+      >>> env = reasoning_gym_environment(config)
+      >>> env.tasks()[0]["question"]
+      'State the final answer to the following arithmetic problem: 6 + 6 ='
+    """
+    datasets = {tier.name: _dataset(config, tier) for tier in config.tiers or [TierConfig(name="all")]}
+    specs = [spec for spec in _specs(config, datasets) if config.split in ("all", split_of(spec["question"], config.heldout_frac))]
+    if not specs:
+        raise ConfigError(
+            f"env {env_name(config)!r}: no question of dataset {config.dataset!r} is in split {config.split!r} with "
+            f"`num_tasks`={config.num_tasks} and `heldout_frac`={config.heldout_frac}; raise one of them"
+        )
+    return SingleTurnEnvironment(
+        env_name(config),
+        specs,
+        prompt=lambda spec: spec["question"],
+        score=exact_match if config.scorer == "exact_match" else _dataset_scorer(datasets),
+        system_prompt=config.system_prompt,
+        require_stop=config.require_stop and config.scorer == "exact_match",
+    )
+
+
+def split_of(question: str, heldout_frac: float) -> str:
+    """Say which split a question text belongs to: `heldout` for about `heldout_frac` of all texts, `train` for the others.
+
+    The first 32 bits of the text's SHA-256, modulo 1000, are compared with `1000 * heldout_frac`.
+    """
+    bucket = int(hashlib.sha256(question.encode()).hexdigest()[:8], 16) % 1000
+    return "heldout" if bucket < 1000 * heldout_frac else "train"
+
+
+def extract_answer(text: str) -> str:
+    """Return what follows the last `</think>`, or the whole text if there is none, without surrounding space.
+
+    Example:
+      >>> extract_answer("<think>8+3=11</think> 11")
+      '11'
+    """
+    return text.rpartition("</think>")[2].strip()
+
+
+def exact_match(spec: TaskSpec, text: str) -> float:
+    """Return 1 if the extracted answer is exactly the spec's `answer`, else 0."""
+    return float(extract_answer(text) == spec["answer"].strip())
+
+
+def _dataset_scorer(datasets: dict[str, ProceduralDataset]) -> Callable[[TaskSpec, str], float]:
+    """Return the datasets' own scorers as one; they may give part credit, also to a wrong number that contains the right digits."""
+
+    def score(spec: TaskSpec, text: str) -> float:
+        dataset = datasets[spec["difficulty"]]
+        return dataset.score_answer(extract_answer(text), dataset[spec["index"]])
+
+    return score
+
+
+def _specs(config: ReasoningGymEnvConfig, datasets: dict[str, ProceduralDataset]) -> Iterable[TaskSpec]:
+    """Yield one spec per distinct question text; where tiers share one, the first tier has it."""
+    seen = set()
+    for tier, dataset in datasets.items():
+        for index in range(config.num_tasks):
+            try:
+                item = dataset[index]
+            except Exception as error:  # whatever the parameters provoke in somebody else's generator
+                raise ConfigError(
+                    f"env {env_name(config)!r}, tier {tier!r}: dataset {config.dataset!r} failed to make item {index} from its parameters: "
+                    f"{type(error).__name__}: {error}"
+                ) from error
+            question, answer = item["question"], item["answer"]
+            if question in seen:
+                continue
+            seen.add(question)
+            if config.scorer == "exact_match" and not isinstance(answer, str):
+                raise ConfigError(
+                    f"env {env_name(config)!r}: dataset {config.dataset!r} has no single answer to match exactly (item {index} has {answer!r}); "
+                    "use `scorer`='dataset'"
+                )
+            identity = hashlib.sha256(question.encode()).hexdigest()[:16]
+            answer = answer if isinstance(answer, str) else None
+            yield {"id": f"{tier}/{identity}", "question": question, "answer": answer, "difficulty": tier, "index": index}
+
+
+def _dataset(config: ReasoningGymEnvConfig, tier: TierConfig) -> ProceduralDataset:
+    where = f"env {env_name(config)!r}, tier {tier.name!r}"
+    registry = _registry()
+    if config.dataset not in registry:
+        raise ConfigError(f"env {env_name(config)!r}: `dataset`={config.dataset!r} is not in reasoning_gym{_nearest(config.dataset, registry)}")
+    dataset_class, config_class = registry[config.dataset]
+    parameters = config.parameters | tier.parameters
+    legal = {field.name for field in dataclasses.fields(config_class) if field.init} - set(_OWNED)
+    for name in parameters:
+        if name in _OWNED:
+            raise ConfigError(f"{where}: the dataset parameter {name!r} is set by the environment's own `{_OWNED[name]}`; set that instead")
+        if name not in legal:
+            raise ConfigError(f"{where}: dataset {config.dataset!r} has no parameter {name!r}{_nearest(name, legal)}")
+    try:
+        return dataset_class(config=config_class(**parameters, seed=config.seed, size=config.num_tasks))
+    except (AssertionError, TypeError, ValueError) as error:
+        raise ConfigError(f"{where}: dataset {config.dataset!r} refuses the parameters {parameters!r}: {error}") from error
+
+
+def _registry() -> dict[str, tuple[Callable[..., ProceduralDataset], Callable[..., Any]]]:
+    try:
+        import reasoning_gym  # registers every dataset
+        from reasoning_gym.factory import DATASETS
+    except ImportError as error:
+        raise ConfigError(
+            f"an environment of type 'reasoning_gym' needs the package `reasoning-gym`, which cannot be imported ({error}); install it with "
+            "`pip install reasoning-gym`"
+        ) from error
+    return DATASETS
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, sorted(known), n=3)
+    return f"; did you mean {' or '.join(repr(word) for word in close)}?" if close else f"; known: {sorted(known)}"

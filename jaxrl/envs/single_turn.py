@@ -1,0 +1,93 @@
+"""One question, one reply, one score: an environment from two functions.
+
+In: a list of task specs, `prompt(spec)` and `score(spec, text)`. Out: an `Environment`. Nothing here knows what a question is about; a world
+with more than one turn implements `Environment.play` itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Sequence
+
+from jaxrl.envs.base import GraderError, Outcome, Session, TaskSpec
+from jaxrl.errors import ConfigError
+
+Score = float | None
+
+
+class SingleTurnEnvironment:
+    """Ask one question and score the reply.
+
+    Args:
+      name: name in metrics and logs.
+      tasks: the task specs; not empty, each with an `id` of its own.
+      prompt: spec -> the user's message.
+      score: spec, text of the reply -> a finite number, or None if it cannot be scored. May be a coroutine function; a plain function runs
+        in a worker thread, several at a time, so it must not share mutable state.
+      system_prompt: a system message before the question; None sends none.
+      require_stop: a reply that the token limit cut is worth 0.0 without asking `score`.
+
+    Raises:
+      ConfigError: no task, or two tasks with one id, or a task without one.
+
+    Example:
+      >>> env = SingleTurnEnvironment(
+      ...     "shout",
+      ...     [{"id": "hi", "text": "hi"}],
+      ...     prompt=lambda spec: f"Shout: {spec['text']}",
+      ...     score=lambda spec, text: float(text == spec["text"].upper()),
+      ... )
+      >>> env.tasks()
+      [{'id': 'hi', 'text': 'hi'}]
+    """
+
+    def __init__(
+        self,
+        name: str,
+        tasks: Sequence[TaskSpec],
+        prompt: Callable[[TaskSpec], str],
+        score: Callable[[TaskSpec, str], Score | Awaitable[Score]],
+        *,
+        system_prompt: str | None = None,
+        require_stop: bool = False,
+    ) -> None:
+        ids = [spec.get("id") for spec in tasks]
+        if not ids:
+            raise ConfigError(f"env {name!r} has no tasks")
+        if None in ids or len(set(ids)) < len(ids):
+            raise ConfigError(f"env {name!r}: every task needs an `id` of its own, got {len(set(ids) - {None})} ids for {len(ids)} tasks")
+        self.name = name
+        self._tasks = list(tasks)
+        self._prompt = prompt
+        self._score = score
+        self._system = [] if system_prompt is None else [{"role": "system", "content": system_prompt}]
+        self._require_stop = require_stop
+
+    def tasks(self) -> Sequence[TaskSpec]:
+        """Return the task specs in their order."""
+        return self._tasks
+
+    async def play(self, spec: TaskSpec, session: Session) -> Outcome:
+        """Ask, score, done."""
+        reply = await session.ask([*self._system, {"role": "user", "content": self._prompt(spec)}])
+        if self._require_stop and not reply.is_stopped:
+            reward = 0.0
+        else:
+            reward = await _call_score(self._score, spec, reply.text)
+        return Outcome(
+            reward=reward, stop_reason="done" if reply.is_stopped else "max_tokens", is_truncated=not reply.is_stopped
+        )
+
+
+async def _call_score(
+    score: Callable[[TaskSpec, str], Score | Awaitable[Score]], spec: TaskSpec, text: str
+) -> Score:
+    """Call a reward function where it does not hold up the event loop, and file what it raises under `grader`."""
+    try:
+        if inspect.iscoroutinefunction(score):
+            return await score(spec, text)
+        value = await asyncio.to_thread(score, spec, text)
+        return await value if inspect.isawaitable(value) else value
+    except Exception as error:
+        raise GraderError(f"{type(error).__name__}: {error}") from error

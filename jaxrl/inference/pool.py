@@ -1,0 +1,167 @@
+"""One policy behind several endpoints: routing, weight updates, and holding a version still.
+
+In: endpoints that serve the same policy, requests, the number of each newly published version. Out: generations, and `version`, which
+changes only after every endpoint has taken the new weights. A request goes to the endpoint with the fewest outstanding ones; a failed
+request is not sent anywhere else: whoever asked decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+import numpy as np
+
+from jaxrl.errors import DeadlineError, EngineError, JaxrlError
+from jaxrl.inference.endpoint import Endpoint, EndpointHealth, GenerateRequest, Generation
+
+_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+
+class PolicyPool:
+    """The policy, as everything above the endpoints sees it. Used from one event loop.
+
+    Args:
+      endpoints: at least one, all serving policy `version`.
+      version: the policy version that they serve now.
+      update_deadline_s: how long one stage of an update (pause, load, resume) may take, in seconds.
+    """
+
+    def __init__(self, endpoints: Sequence[Endpoint], version: int, *, update_deadline_s: float = 600.0) -> None:
+        if not endpoints:
+            raise ValueError("a policy pool needs at least one endpoint, got none")
+        self._endpoints = tuple(endpoints)
+        self._outstanding = [0] * len(self._endpoints)
+        self._version = version
+        self._newest_asked = version
+        self._update_deadline_s = update_deadline_s
+        self._updating = asyncio.Lock()
+        self._holders: dict[object, tuple[str, float]] = {}
+        self._released = asyncio.Event()
+
+    @property
+    def version(self) -> int:
+        """The version that every endpoint serves; never ahead of any of them."""
+        return self._version
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        """Continue a prompt on the endpoint with the fewest outstanding requests.
+
+        Raises:
+          PromptTooLongError, DeadlineError: as the endpoint raised them.
+          EngineError: the endpoint refused or lost the request, or failed in any other way.
+        """
+        return await self._on_least_loaded("generate", lambda endpoint: endpoint.generate(request))
+
+    async def score(self, token_ids: np.ndarray, temperature: float = 1.0) -> np.ndarray:
+        """Return [L] float32 logprobs of the given [L] tokens under the policy; index 0 is 0.0. Raises what `generate` raises."""
+        return await self._on_least_loaded("score", lambda endpoint: endpoint.score(token_ids, temperature))
+
+    async def update(self, version: int) -> None:
+        """Let every endpoint take published policy `version`: pause all, load all, resume all, and only then announce it.
+
+        Returns once `self.version >= version`. Concurrent updates run one at a time and never go backwards: whoever is first takes the
+        newest version that was asked for, the others find it done. Waits for holders of the version that is served (`hold_version`) up
+        to their deadlines. If a stage fails, the endpoints are resumed and the announced version stays.
+
+        Raises:
+          EngineError: an endpoint failed.
+          DeadlineError: a stage ran past `update_deadline_s`.
+        """
+        self._newest_asked = max(self._newest_asked, version)
+        async with self._updating:
+            if self._version >= version:
+                return
+            await self._wait_for_holders()
+            target = self._newest_asked
+            try:
+                await self._on_all("pause", lambda endpoint: endpoint.pause())
+                await self._on_all(f"load of version {target}", lambda endpoint: endpoint.load(target))
+            finally:
+                await self._on_all("resume", lambda endpoint: endpoint.resume())
+            self._version = target
+
+    @asynccontextmanager
+    async def hold_version(self, holder: str = "evaluation", deadline_s: float = 600.0) -> AsyncIterator[int]:
+        """Keep the served version still for the body of the `async with`; gives that version.
+
+        An update that comes meanwhile waits. One that has waited until `deadline_s` after the hold began goes ahead, and a warning names the
+        holder. A hold that comes while an update waits begins after that update, so holds cannot starve updates; do not nest them.
+
+        Args:
+          holder: who holds, for the warning.
+          deadline_s: how long updates are kept waiting, in seconds.
+        """
+        key = object()
+        async with self._updating:
+            self._holders[key] = (holder, asyncio.get_running_loop().time() + deadline_s)
+            version = self._version
+        try:
+            yield version
+        finally:
+            self._holders.pop(key, None)
+            self._released.set()
+
+    async def health(self) -> list[EndpointHealth]:
+        """Ask every endpoint; one that does not answer is reported as not ready."""
+        answers = await asyncio.gather(*(endpoint.health() for endpoint in self._endpoints), return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                _log.warning("an endpoint of the policy pool does not answer `health`: %r", answer)
+        return [EndpointHealth(is_ready=False, version=-1) if isinstance(a, BaseException) else a for a in answers]
+
+    async def close(self) -> None:
+        """Close every endpoint, also when one of them fails to close; then raise the first failure."""
+        await self._on_all("close", lambda endpoint: endpoint.close())
+
+    async def _on_least_loaded(self, what: str, call: Callable[[Endpoint], Awaitable[_T]]) -> _T:
+        index = min(range(len(self._endpoints)), key=self._outstanding.__getitem__)
+        self._outstanding[index] += 1
+        try:
+            return await call(self._endpoints[index])
+        except JaxrlError:
+            raise
+        except Exception as error:
+            raise EngineError(f"{what} failed on endpoint {index}: {type(error).__name__}: {error}") from error
+        finally:
+            self._outstanding[index] -= 1
+
+    async def _on_all(self, what: str, call: Callable[[Endpoint], Awaitable[None]]) -> None:
+        """Run one stage on all endpoints at once, wait for every one of them, then raise the first failure."""
+        try:
+            async with asyncio.timeout(self._update_deadline_s):
+                outcomes = await asyncio.gather(*(call(endpoint) for endpoint in self._endpoints), return_exceptions=True)
+        except TimeoutError as error:
+            raise DeadlineError(
+                f"policy pool: {what} on {len(self._endpoints)} endpoint(s) took more than {self._update_deadline_s:g} s"
+            ) from error
+        for index, outcome in enumerate(outcomes):
+            if isinstance(outcome, JaxrlError):
+                raise outcome
+            if isinstance(outcome, BaseException):
+                raise EngineError(f"{what} failed on endpoint {index}: {type(outcome).__name__}: {outcome}") from outcome
+
+    async def _wait_for_holders(self) -> None:
+        """Wait until nobody holds the version, dropping each hold whose deadline has passed."""
+        clock = asyncio.get_running_loop().time
+        while self._holders:
+            self._released.clear()
+            key, (holder, deadline) = min(self._holders.items(), key=lambda item: item[1][1])
+            if clock() >= deadline:
+                _log.warning(
+                    "%s has held policy version %d past its deadline; version %d is loaded now, so the rest of it runs on a newer policy",
+                    holder,
+                    self._version,
+                    self._newest_asked,
+                )
+                del self._holders[key]
+                continue
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await self._released.wait()
+            except TimeoutError:
+                continue

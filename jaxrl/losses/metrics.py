@@ -1,0 +1,59 @@
+"""Metrics as numbers that may be added up over micro-batches and shards and divided once, at the end of a step.
+
+A mean of per-micro-batch means weighs a short micro-batch like a long one; a `(numerator, count)` pair does not. In: sums of one
+micro-batch. Out: `merge_metrics` of two, `finish_metrics` to plain scalars. It does not decide what is measured: each loss does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+
+class MetricSums(NamedTuple):
+    """Metrics of a part of a step, by name; a pytree of scalars. The names of one program never change from call to call."""
+
+    totals: Mapping[str, jax.Array]
+    """Scalars that add up: `loss/*` (already divided by the step's denominators) and `tokens/*`."""
+    means: Mapping[str, tuple[jax.Array, jax.Array]]
+    """`(numerator, count)`, both of which add up; the metric is their quotient, 0.0 if the count is 0."""
+    maxima: Mapping[str, jax.Array]
+    """Scalars of which the largest counts; 0.0, their identity, if nothing was measured (all are >= 0)."""
+
+
+def merge_metrics(left: MetricSums, right: MetricSums) -> MetricSums:
+    """Combine the metrics of two parts of a step; associative, and all-zeros is neutral.
+
+    Args:
+      left: metrics of one part.
+      right: metrics of another part, with the same names.
+
+    Returns:
+      The metrics of both parts together.
+    """
+    return MetricSums(
+        totals=jax.tree.map(jnp.add, left.totals, right.totals),
+        means=jax.tree.map(jnp.add, left.means, right.means),
+        maxima=jax.tree.map(jnp.maximum, left.maxima, right.maxima),
+    )
+
+
+def finish_metrics(sums: MetricSums) -> dict[str, jax.Array]:
+    """Divide once: turn the metrics of a whole step into one scalar per name.
+
+    Args:
+      sums: metrics of every part of the step, merged.
+
+    Returns:
+      Scalar by metric name; a mean over nothing is 0.0.
+
+    Example:
+      >>> part = MetricSums({"tokens/rl": 4.0}, {"entropy/mean": (2.0, 4.0)}, {"mismatch/ratio/max": 1.5})
+      >>> {name: float(value) for name, value in finish_metrics(part).items()}
+      {'tokens/rl': 4.0, 'entropy/mean': 0.5, 'mismatch/ratio/max': 1.5}
+    """
+    means = {name: numerator / jnp.maximum(count, 1) for name, (numerator, count) in sums.means.items()}
+    return {**sums.totals, **means, **sums.maxima}

@@ -1,0 +1,202 @@
+"""Logprobs and entropy of every token, from hidden states and the output head, without ever holding `[B, T, V]` logits.
+
+In: final hidden states, the head, token ids, segment ids and temperatures of a micro-batch. Out: `TokenScores`, three `[B, T]` arrays whose
+index `t` speaks of token `t`. The head runs over chunks of positions; the backward pass recomputes a chunk's logits from two saved
+numbers per token. It does not apply a loss mask: every token that has a predecessor in its own segment is scored.
+
+Shape letters: B rows, T positions, D hidden, V vocabulary, C chunks, N tokens of one chunk.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
+
+from jaxrl.config.trainer import BATCH_AXES
+
+
+class TokenScores(NamedTuple):
+    """What the policy says about every token; 0.0 without gradient where a token has no context (see `has_context`)."""
+
+    logprobs: jax.Array
+    """[B, T] float32, log-probability of token t under the distribution tempered by `temperatures[t]`."""
+    logprobs_raw: jax.Array
+    """[B, T] float32, log-probability of token t at temperature 1."""
+    entropy: jax.Array
+    """[B, T] float32, entropy in nats of the tempered distribution that token t was drawn from; carries no gradient."""
+
+
+def has_context(segment_ids_BT: jax.Array) -> jax.Array:
+    """Say which tokens have a predecessor in their own segment: the only ones that are scored and that a loss may train.
+
+    Args:
+      segment_ids_BT: [B, T] integer, 0 is padding.
+
+    Returns:
+      [B, T] bool; False on padding and on the first token of every segment.
+
+    Example:
+      >>> has_context(jnp.array([[1, 1, 2, 2, 0, 0]])).tolist()
+      [[False, True, False, True, False, False]]
+    """
+    chex.assert_rank(segment_ids_BT, 2)
+    continues_BT = (segment_ids_BT[:, 1:] == segment_ids_BT[:, :-1]) & (segment_ids_BT[:, 1:] != 0)
+    return jnp.pad(continues_BT, ((0, 0), (1, 0)))
+
+
+def token_scores(
+    hidden_BTD: jax.Array,
+    head_VD: jax.Array,
+    token_ids_BT: jax.Array,
+    segment_ids_BT: jax.Array,
+    temperatures_BT: jax.Array,
+    *,
+    chunk_tokens: int,
+    mesh: Mesh | None = None,
+) -> TokenScores:
+    """Score every token under the policy: `log softmax(head @ hidden[t-1] / temperatures[t])[token t]`, the same untempered, and entropy.
+
+    Only tokens with context are scored. Whatever the hidden states, ids and temperatures hold elsewhere (NaN and infinity included)
+    reaches neither a value nor a gradient. Softmax and sums are float32 for inputs of any precision. The gradient of the logprobs
+    flows to the hidden states and the head.
+
+    Args:
+      hidden_BTD: [B, T, D] float, final hidden states; row t predicts token t+1.
+      head_VD: [V, D] float, the output head.
+      token_ids_BT: [B, T] integer in [0, V) on tokens with context.
+      segment_ids_BT: [B, T] integer, 0 is padding.
+      temperatures_BT: [B, T] float > 0 on tokens with context: the temperature that token t was sampled at.
+      chunk_tokens: tokens whose logits exist at one time, >= 1. A chunk takes the same positions of every row, so it has one token per
+        row at least. With `mesh` the rows are those of one device, without it all of them.
+      mesh: where the rows are split over `BATCH_AXES`. Each device then scores its own rows, the head is gathered once, and its
+        gradient is reduced once per call; without it the partitioner does both for every chunk.
+
+    Returns:
+      Scores of every token.
+    """
+    chex.assert_rank([hidden_BTD, head_VD], [3, 2])
+    chex.assert_equal_shape([token_ids_BT, segment_ids_BT, temperatures_BT])
+    chex.assert_shape(token_ids_BT, hidden_BTD.shape[:2])
+    chex.assert_equal(hidden_BTD.shape[2], head_VD.shape[1])
+    assert chunk_tokens >= 1, f"`chunk_tokens` must be at least 1, got {chunk_tokens!r}"
+    arrays = (hidden_BTD, head_VD, token_ids_BT, segment_ids_BT, temperatures_BT)
+    if mesh is None:
+        return _score_rows(*arrays, chunk_tokens=chunk_tokens)
+    rows, whole = PartitionSpec(BATCH_AXES), PartitionSpec()
+
+    def score_own_rows(hidden_BTD: jax.Array, head_VD: jax.Array, *streams_BT: jax.Array) -> TokenScores:
+        # Marking the head as varying puts the one reduction of its gradient outside of the loop over chunks.
+        return _score_rows(hidden_BTD, jax.lax.pcast(head_VD, BATCH_AXES, to="varying"), *streams_BT, chunk_tokens=chunk_tokens)
+
+    return jax.shard_map(
+        score_own_rows, mesh=mesh, in_specs=(rows, whole, rows, rows, rows), out_specs=rows, axis_names=set(BATCH_AXES)
+    )(*arrays)
+
+
+def _score_rows(
+    hidden_BTD: jax.Array,
+    head_VD: jax.Array,
+    token_ids_BT: jax.Array,
+    segment_ids_BT: jax.Array,
+    temperatures_BT: jax.Array,
+    *,
+    chunk_tokens: int,
+) -> TokenScores:
+    """Cut the rows that predict a token into chunks, score them, and put the scores back where their tokens are."""
+    num_rows, length = token_ids_BT.shape
+    is_scored = has_context(segment_ids_BT)[:, 1:]
+    # Double where: what has no context is replaced before the maths here and after it below.
+    hidden = jnp.where(is_scored[:, :, None], hidden_BTD[:, :-1], 0)
+    targets = jnp.where(is_scored, token_ids_BT[:, 1:], 0)
+    temperatures = jnp.where(is_scored, temperatures_BT[:, 1:], 1)
+
+    num_chunks = max(1, -(-(length - 1) // max(1, chunk_tokens // num_rows)))
+    chunk_length = max(1, -(-(length - 1) // num_chunks))
+    num_filled = num_chunks * chunk_length - (length - 1)
+
+    def split(array: jax.Array, fill: int) -> jax.Array:
+        """[B, T-1, ...] to [C, N, ...]: whole rows stay on their device, since chunks run along positions."""
+        tail = array.shape[2:]
+        array = jnp.pad(array, ((0, 0), (0, num_filled)) + ((0, 0),) * len(tail), constant_values=fill)
+        array = jnp.moveaxis(array.reshape(num_rows, num_chunks, chunk_length, *tail), 1, 0)
+        return array.reshape(num_chunks, num_rows * chunk_length, *tail)
+
+    def join(scores_CN: jax.Array) -> jax.Array:
+        """[C, N] back to [B, T], 0.0 where nothing was scored."""
+        scores = jnp.moveaxis(scores_CN.reshape(num_chunks, num_rows, chunk_length), 0, 1).reshape(num_rows, -1)
+        return jnp.pad(jnp.where(is_scored, scores[:, : length - 1], 0), ((0, 0), (1, 0)))
+
+    scores = _score_chunks(split(hidden, 0), head_VD, split(targets, 0), split(temperatures, 1))
+    return TokenScores(*map(join, scores))
+
+
+def _logits(hidden_ND: jax.Array, head_VD: jax.Array) -> jax.Array:
+    """[N, V] logits, accumulated and returned in float32 or better."""
+    dtype = jnp.promote_types(jnp.promote_types(hidden_ND.dtype, head_VD.dtype), jnp.float32)
+    return jnp.einsum("nd,vd->nv", hidden_ND, head_VD, preferred_element_type=dtype)
+
+
+def _is_target(targets_N: jax.Array, vocab_size: int) -> jax.Array:
+    """[N, V] one-hot of the targets; a comparison, not a gather, so that a split vocabulary stays split."""
+    return jax.lax.broadcasted_iota(targets_N.dtype, (*targets_N.shape, vocab_size), 1) == targets_N[:, None]
+
+
+@jax.custom_vjp
+def _score_chunks(
+    hidden_CND: jax.Array, head_VD: jax.Array, targets_CN: jax.Array, temperatures_CN: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Tempered logprobs, raw logprobs and entropy, [C, N] each; entropy has no gradient."""
+    return _score_chunks_forward(hidden_CND, head_VD, targets_CN, temperatures_CN)[0]
+
+
+def _score_chunks_forward(hidden_CND, head_VD, targets_CN, temperatures_CN):  # noqa: ANN001, ANN202
+    """Score each chunk; keep the two log-normalisers per token that the backward pass cannot do without."""
+
+    def score(chunk: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        hidden_ND, targets_N, temperatures_N = chunk
+        logits_NV = _logits(hidden_ND, head_VD)
+        max_N = jnp.max(logits_NV, axis=1)
+        centred_NV = logits_NV - max_N[:, None]
+        tempered_NV = centred_NV / temperatures_N[:, None]
+        weights_NV = jnp.exp(tempered_NV)
+        sum_N = jnp.sum(weights_NV, axis=1)
+        log_sum_N = jnp.log(sum_N)
+        log_sum_raw_N = jnp.log(jnp.sum(jnp.exp(centred_NV), axis=1))
+        target_N = jnp.sum(jnp.where(_is_target(targets_N, logits_NV.shape[1]), centred_NV, 0), axis=1)
+        entropy_N = log_sum_N - jnp.sum(weights_NV * tempered_NV, axis=1) / sum_N
+        scores = target_N / temperatures_N - log_sum_N, target_N - log_sum_raw_N, entropy_N
+        return *scores, max_N / temperatures_N + log_sum_N, max_N + log_sum_raw_N
+
+    *scores, log_norm_CN, log_norm_raw_CN = jax.lax.map(score, (hidden_CND, targets_CN, temperatures_CN))
+    return tuple(scores), (head_VD, (hidden_CND, targets_CN, temperatures_CN, log_norm_CN, log_norm_raw_CN))
+
+
+def _score_chunks_backward(residuals, cotangents):  # noqa: ANN001, ANN202
+    """Turn `d loss / d logprobs` into gradients of the hidden states and the head, adding the latter up in float32."""
+    head_VD, chunks = residuals
+    d_logprobs_CN, d_logprobs_raw_CN, _ = cotangents
+
+    def step(d_head_VD: jax.Array, chunk: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
+        hidden_ND, targets_N, temperatures_N, log_norm_N, log_norm_raw_N, d_logprobs_N, d_raw_N = chunk
+        logits_NV = _logits(hidden_ND, head_VD)
+        d_tempered_N = d_logprobs_N / temperatures_N
+        probs_NV = jnp.exp(logits_NV / temperatures_N[:, None] - log_norm_N[:, None])
+        probs_raw_NV = jnp.exp(logits_NV - log_norm_raw_N[:, None])
+        at_target_NV = jnp.where(_is_target(targets_N, logits_NV.shape[1]), (d_tempered_N + d_raw_N)[:, None], 0)
+        d_logits_NV = at_target_NV - d_tempered_N[:, None] * probs_NV - d_raw_N[:, None] * probs_raw_NV
+        # Both products run in the inputs' own precision and add up in float32, as the forward product does.
+        d_logits_NV = d_logits_NV.astype(jnp.promote_types(hidden_ND.dtype, head_VD.dtype))
+        d_hidden_ND = jnp.einsum("nv,vd->nd", d_logits_NV, head_VD, preferred_element_type=logits_NV.dtype)
+        d_head_VD += jnp.einsum("nv,nd->vd", d_logits_NV, hidden_ND, preferred_element_type=logits_NV.dtype)
+        return d_head_VD, d_hidden_ND.astype(hidden_ND.dtype)
+
+    zero_VD = jnp.zeros_like(head_VD, dtype=d_logprobs_CN.dtype)
+    d_head_VD, d_hidden_CND = jax.lax.scan(step, zero_VD, (*chunks, d_logprobs_CN, d_logprobs_raw_CN))
+    return d_hidden_CND, d_head_VD.astype(head_VD.dtype), None, None
+
+
+_score_chunks.defvjp(_score_chunks_forward, _score_chunks_backward)

@@ -1,0 +1,255 @@
+"""The engine's view of a network: the trainer's weights laid out for decoding, and the pure functions that run on them.
+
+`to_decode_params` turns the stacked parameter tree into one small dict per layer with fused projections, in the engine's dtype and with
+every kernel as `[out, in]`. `prefill` computes a prompt's keys and values, `decode_step` advances every slot by one token, `score` gives the
+logprobs of given tokens. Logits and softmax are float32. Nothing here samples, schedules or owns a buffer.
+
+Shape letters: S slots, R rows, T positions of a row, W window (cache columns), D hidden, V vocabulary, H heads, K kv heads, G = H/K,
+E head_dim, F feed-forward, U = T (columns of a row's own keys), N any number of rows, O outputs of a projection, I its inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+
+from jaxrl.models.layers import apply_rope, rms_norm, rope_tables
+from jaxrl.models.spec import ModelSpec
+
+MASKED = -1e30
+"""Attention score of a column that may not be seen: finite, so that a row without any visible column cannot make a NaN."""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class DecodeParams:
+    """One policy version as the engine holds it; every array is in the engine's dtype."""
+
+    embed_VD: jax.Array
+    """[V, D] token embedding."""
+    layers: list[dict[str, jax.Array]]
+    """Per layer: `input_norm` [D], `qkv` [(H+2K)*E, D], `o` [D, H*E], `post_attention_norm` [D], `gate_up` [2F, D], `down` [D, F];
+    `qkv_bias` [(H+2K)*E] in families with attention biases, `q_norm` and `k_norm` [E] in families that have them."""
+    final_norm_D: jax.Array
+    """[D] scale of the last norm."""
+    head_VD: jax.Array | None
+    """[V, D] output projection; None when it is the embedding itself."""
+
+    @property
+    def output_VD(self) -> jax.Array:
+        """The output projection, tied or not."""
+        return self.embed_VD if self.head_VD is None else self.head_VD
+
+
+class LayerKV(NamedTuple):
+    """Keys and values of one layer, rotary positions applied to the keys."""
+
+    keys: jax.Array
+    """[N, K, W, E]."""
+    values: jax.Array
+    """[N, K, W, E]."""
+
+
+KVCache = list[LayerKV]
+"""One `LayerKV` per layer. A list, never a stacked array: scanning layers over a cache copies the whole cache each step."""
+
+
+def to_decode_params(params: Mapping[str, Any], spec: ModelSpec, dtype: str) -> DecodeParams:
+    """Lay the trainer's parameters out for decoding.
+
+    Casts to `dtype`, unstacks the layers, fuses q, k, v into one kernel and gate, up into another, and turns kernels to `[out, in]`. Every
+    output is a fresh buffer, also where nothing changes, so the trainer may donate its state while the engine decodes.
+
+    Args:
+      params: the model's parameter tree with layers stacked on a leading axis.
+      spec: the architecture.
+      dtype: `float32` or `bfloat16`.
+
+    Returns:
+      The engine's parameters.
+
+    Raises:
+      AssertionError: a kernel does not have the shape that `spec` says.
+    """
+    stacked = params["layers"]
+    attention, mlp = stacked["attention"], stacked["mlp"]
+    q_dim, kv_dim = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+    chex.assert_shape(params["embed"]["weight"], (spec.vocab_size, spec.hidden_size))
+    chex.assert_shape(attention["q_proj"]["kernel"], (spec.num_layers, spec.hidden_size, q_dim))
+    chex.assert_shape(attention["k_proj"]["kernel"], (spec.num_layers, spec.hidden_size, kv_dim))
+    chex.assert_shape(mlp["down_proj"]["kernel"], (spec.num_layers, spec.intermediate_size, spec.hidden_size))
+
+    def own(x: jax.Array) -> jax.Array:
+        # Invariant: an explicit copy. `jit` forwards an input that is returned unchanged, which would alias the donated buffer.
+        return jnp.array(x, dtype=dtype, copy=True)
+
+    def fused(parts: list[jax.Array]) -> jax.Array:
+        return own(jnp.concatenate(parts, axis=-1).T)
+
+    layers = []
+    for i in range(spec.num_layers):
+        qkv = [attention[name] for name in ("q_proj", "k_proj", "v_proj")]
+        layer = {
+            "input_norm": own(stacked["input_norm"]["scale"][i]),
+            "qkv": fused([p["kernel"][i] for p in qkv]),
+            "o": fused([attention["o_proj"]["kernel"][i]]),
+            "post_attention_norm": own(stacked["post_attention_norm"]["scale"][i]),
+            "gate_up": fused([mlp[name]["kernel"][i] for name in ("gate_proj", "up_proj")]),
+            "down": fused([mlp["down_proj"]["kernel"][i]]),
+        }
+        if "bias" in attention["q_proj"]:
+            layer["qkv_bias"] = fused([p["bias"][i] for p in qkv])
+        if spec.has_qk_norm:
+            layer |= {name: own(attention[name]["scale"][i]) for name in ("q_norm", "k_norm")}
+        layers.append(layer)
+    return DecodeParams(
+        embed_VD=own(params["embed"]["weight"]),
+        layers=layers,
+        final_norm_D=own(params["final_norm"]["scale"]),
+        head_VD=None if spec.is_tied else own(params["lm_head"]["weight"]),
+    )
+
+
+def prefill(params: DecodeParams, token_ids_RT: jax.Array, *, spec: ModelSpec) -> KVCache:
+    """Compute the keys and values of right-padded prompts that start at position 0.
+
+    Columns at or after a prompt's length hold the padding's keys; no one may look at them.
+
+    Args:
+      params: the policy.
+      token_ids_RT: [R, T] int32.
+      spec: the architecture.
+
+    Returns:
+      Per layer [R, K, T, E] keys and values.
+    """
+    return _run_rows(params, token_ids_RT, spec)[1]
+
+
+def decode_step(
+    params: DecodeParams, cache: KVCache, token_ids_S: jax.Array, position_ids_S: jax.Array, *, spec: ModelSpec
+) -> tuple[jax.Array, KVCache]:
+    """Feed one token per slot and return the logits of the next.
+
+    Each slot owns its position: its keys and values go to cache column `position`, and it sees columns 0..position. A slot's result does
+    not depend on what other slots hold.
+
+    Args:
+      params: the policy.
+      cache: [S, K, W, E] per layer; donate it.
+      token_ids_S: [S] int32, the token to feed.
+      position_ids_S: [S] int32, its 0-based position; a write at or past the window is dropped.
+      spec: the architecture.
+
+    Returns:
+      [S, V] float32 logits, and the cache with one more column per slot.
+    """
+    chex.assert_rank([token_ids_S, position_ids_S], 1)
+    chex.assert_equal_shape([token_ids_S, position_ids_S])
+    window = cache[0].keys.shape[2]
+    slots_S = jnp.arange(token_ids_S.shape[0])
+    is_visible_SW = jnp.arange(window)[None, :] <= position_ids_S[:, None]
+    rope = rope_tables(position_ids_S[:, None], spec.head_dim, spec.rope_theta)
+    x_SD = params.embed_VD[token_ids_S]
+    new_cache: KVCache = []
+    for weights, layer_kv in zip(params.layers, cache, strict=True):
+        q_SH1E, k_SK1E, v_SK1E = _queries_keys_values(weights, x_SD, rope, spec)
+        keys = layer_kv.keys.at[slots_S, :, position_ids_S].set(k_SK1E[:, :, 0], mode="drop")
+        values = layer_kv.values.at[slots_S, :, position_ids_S].set(v_SK1E[:, :, 0], mode="drop")
+        q_SKGE = q_SH1E.reshape(-1, spec.num_kv_heads, spec.num_heads // spec.num_kv_heads, spec.head_dim)
+        scores_SKGW = jnp.einsum("skge,skwe->skgw", q_SKGE, keys, preferred_element_type=jnp.float32)
+        probs_SKGW = _masked_softmax(scores_SKGW, is_visible_SW[:, None, None], spec).astype(values.dtype)
+        mixed_SKGE = jnp.einsum("skgw,skwe->skge", probs_SKGW, values)
+        x_SD = _finish_layer(weights, x_SD, mixed_SKGE.reshape(x_SD.shape[0], -1), spec)
+        new_cache.append(LayerKV(keys, values))
+    return _logits(params, x_SD, spec), new_cache
+
+
+def score(params: DecodeParams, token_ids_RT: jax.Array, temperatures_R: jax.Array, *, spec: ModelSpec) -> jax.Array:
+    """Return the logprob of each given token under the softmax of its row's logits divided by the row's temperature.
+
+    Args:
+      params: the policy.
+      token_ids_RT: [R, T] int32, right-padded; position 0 first.
+      temperatures_R: [R] float32, > 0.
+      spec: the architecture.
+
+    Returns:
+      [R, T] float32, index t speaks of token t given those before it; index 0 is 0.0.
+    """
+    chex.assert_rank([token_ids_RT, temperatures_R], [2, 1])
+    hidden_RTD = _run_rows(params, token_ids_RT, spec)[0]
+
+    def score_row(row: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
+        hidden_TD, token_ids_T, temperature = row
+        logits_TV = _logits(params, hidden_TD, spec)[:-1] / temperature
+        chosen_T = jnp.take_along_axis(logits_TV, token_ids_T[1:, None], axis=1)[:, 0]
+        return chosen_T - jax.nn.logsumexp(logits_TV, axis=1)
+
+    # One row of logits at a time: [R, T, V] float32 would be the largest array of the process.
+    tail_RT = jax.lax.map(score_row, (hidden_RTD, token_ids_RT, temperatures_R))
+    return jnp.pad(tail_RT, ((0, 0), (1, 0)))
+
+
+def _run_rows(params: DecodeParams, token_ids_RT: jax.Array, spec: ModelSpec) -> tuple[jax.Array, KVCache]:
+    """Run whole rows from position 0; return the last layer's output [R, T, D] and the keys and values."""
+    chex.assert_rank(token_ids_RT, 2)
+    rows, length = token_ids_RT.shape
+    rope = rope_tables(jnp.broadcast_to(jnp.arange(length)[None], (rows, length)), spec.head_dim, spec.rope_theta)
+    is_visible_TT = jnp.tril(jnp.ones((length, length), bool))
+    # Tokens flattened to one axis: a two-dimensional matmul is what XLA's CPU backend runs fastest.
+    x_ND = params.embed_VD[token_ids_RT.reshape(-1)]
+    kv: KVCache = []
+    for weights in params.layers:
+        q_RHTE, k_RKTE, v_RKTE = _queries_keys_values(weights, x_ND, rope, spec)
+        q_RKGTE = q_RHTE.reshape(rows, spec.num_kv_heads, -1, length, spec.head_dim)
+        scores_RKGTU = jnp.einsum("rkgte,rkue->rkgtu", q_RKGTE, k_RKTE, preferred_element_type=jnp.float32)
+        probs_RKGTU = _masked_softmax(scores_RKGTU, is_visible_TT[None, None, None], spec).astype(v_RKTE.dtype)
+        mixed_RTKGE = jnp.einsum("rkgtu,rkue->rtkge", probs_RKGTU, v_RKTE)
+        x_ND = _finish_layer(weights, x_ND, mixed_RTKGE.reshape(rows * length, -1), spec)
+        kv.append(LayerKV(k_RKTE, v_RKTE))
+    return x_ND.reshape(rows, length, -1), kv
+
+
+def _queries_keys_values(
+    weights: dict[str, jax.Array], x_ND: jax.Array, rope: tuple[jax.Array, jax.Array], spec: ModelSpec
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Return rotated queries [R, H, T, E], rotated keys [R, K, T, E] and values [R, K, T, E] of one layer; N = R * T."""
+    rows, length = rope[0].shape[:2]
+    qkv_NO = _project(rms_norm(x_ND, weights["input_norm"], spec.rms_norm_eps), weights["qkv"])
+    if "qkv_bias" in weights:
+        qkv_NO = qkv_NO + weights["qkv_bias"][None]
+    heads = jnp.swapaxes(qkv_NO.reshape(rows, length, -1, spec.head_dim), 1, 2)
+    q, k, v = jnp.split(heads, [spec.num_heads, spec.num_heads + spec.num_kv_heads], axis=1)
+    if spec.has_qk_norm:
+        q, k = rms_norm(q, weights["q_norm"], spec.rms_norm_eps), rms_norm(k, weights["k_norm"], spec.rms_norm_eps)
+    return apply_rope(q, *rope), apply_rope(k, *rope), v
+
+
+def _finish_layer(weights: dict[str, jax.Array], x_ND: jax.Array, mixed_NO: jax.Array, spec: ModelSpec) -> jax.Array:
+    """Add the attention output and the gated feed-forward to the residual stream."""
+    x_ND = x_ND + _project(mixed_NO, weights["o"])
+    normed_ND = rms_norm(x_ND, weights["post_attention_norm"], spec.rms_norm_eps)
+    gate_NF, up_NF = jnp.split(_project(normed_ND, weights["gate_up"]), 2, axis=1)
+    return x_ND + _project(jax.nn.silu(gate_NF) * up_NF, weights["down"])
+
+
+def _logits(params: DecodeParams, x_ND: jax.Array, spec: ModelSpec) -> jax.Array:
+    """Return [N, V] float32 logits of residual-stream rows."""
+    normed_ND = rms_norm(x_ND, params.final_norm_D, spec.rms_norm_eps)
+    return jnp.matmul(params.output_VD, normed_ND.T, preferred_element_type=jnp.float32).T
+
+
+def _project(x_NI: jax.Array, weight_OI: jax.Array) -> jax.Array:
+    """Return `x @ weight.T`, written so that the weight is read along its rows: XLA's CPU backend follows the written order."""
+    return (weight_OI @ x_NI.T).T
+
+
+def _masked_softmax(scores: jax.Array, is_visible: jax.Array, spec: ModelSpec) -> jax.Array:
+    """Softmax in float32 over the last axis of scaled scores, hidden columns left out."""
+    return jax.nn.softmax(jnp.where(is_visible, scores * spec.head_dim**-0.5, MASKED), axis=-1)

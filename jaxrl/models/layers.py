@@ -1,0 +1,142 @@
+"""The small parts of a decoder: norm, rotary embedding, linear map, embedding table, gated feed-forward.
+
+Arrays in, arrays out; modules only declare parameters and apply them. Norms and rotations are computed in float32 whatever the
+compute dtype is. Nothing here knows about layers, meshes or checkpoints.
+
+Letters: N tokens of all rows flattened, B rows, T positions, D hidden, E head_dim, F feed-forward.
+"""
+
+from __future__ import annotations
+
+import chex
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+INIT_STD = 0.02
+"""Standard deviation of freshly drawn weights."""
+
+
+def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
+    """Divide by the root mean square over the last dimension, then scale.
+
+    y = x / sqrt(mean(x^2) + eps) * scale, computed in float32. A row of zeros gives zeros.
+
+    Args:
+      x: [..., D] float, any leading shape.
+      scale: [D] float.
+      eps: added to the mean square; > 0.
+
+    Returns:
+      [..., D] in the dtype of `x`.
+
+    Example:
+      >>> rms_norm(jnp.array([3.0, 4.0]), jnp.ones(2), 0.0).tolist()
+      [0.8485281467437744, 1.1313709020614624]
+
+    Reference: Zhang and Sennrich 2019, Root Mean Square Layer Normalization, https://arxiv.org/abs/1910.07467, equation 4.
+    """
+    chex.assert_type([x, scale], float)
+    chex.assert_shape(scale, x.shape[-1:])
+    x32 = x.astype(jnp.float32)
+    inverse_rms = jax.lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + eps)
+    weight = jnp.expand_dims(scale.astype(jnp.float32), tuple(range(x.ndim - 1)))
+    return (x32 * inverse_rms * weight).astype(x.dtype)
+
+
+def rope_tables(position_ids_BT: jax.Array, head_dim: int, theta: float) -> tuple[jax.Array, jax.Array]:
+    """Cosines and sines of the rotary embedding at given positions.
+
+    Angle of pair i at position p: p * theta^(-2i / head_dim).
+
+    Args:
+      position_ids_BT: [B, T] int, position of each token inside its own sequence.
+      head_dim: width of a head; even.
+      theta: base of the wavelengths.
+
+    Returns:
+      (cos, sin), each [B, T, head_dim / 2] float32.
+
+    Reference: Su et al. 2021, RoFormer, https://arxiv.org/abs/2104.09864, section 3.2.2.
+    """
+    chex.assert_rank(position_ids_BT, 2)
+    chex.assert_type(position_ids_BT, int)
+    frequencies = theta ** (-jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim)
+    angles = position_ids_BT.astype(jnp.float32)[:, :, None] * frequencies[None, None, :]
+    return jnp.cos(angles), jnp.sin(angles)
+
+
+def apply_rope(x_BHTE: jax.Array, cos_BTe: jax.Array, sin_BTe: jax.Array) -> jax.Array:
+    """Rotate each head's pairs (i, i + E/2) by the angles of its position.
+
+    Args:
+      x_BHTE: [B, heads, T, E] float.
+      cos_BTe: [B, T, E/2] float32, from `rope_tables`.
+      sin_BTe: [B, T, E/2] float32.
+
+    Returns:
+      [B, heads, T, E] in the dtype of `x_BHTE`; rotated in float32.
+
+    Reference: Su et al. 2021, RoFormer, https://arxiv.org/abs/2104.09864, section 3.4.2.
+    """
+    chex.assert_rank([x_BHTE, cos_BTe, sin_BTe], [4, 3, 3])
+    chex.assert_equal_shape([cos_BTe, sin_BTe])
+    cos, sin = cos_BTe[:, None], sin_BTe[:, None]
+    first, second = jnp.split(x_BHTE.astype(jnp.float32), 2, axis=-1)
+    rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    return rotated.astype(x_BHTE.dtype)
+
+
+class RMSNorm(nnx.Module):
+    """`rms_norm` with a learnt scale."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        self.scale = nnx.Param(jnp.ones((size,), jnp.float32))
+        self.eps = eps
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """[..., size] -> [..., size]."""
+        return rms_norm(x, self.scale[...], self.eps)
+
+
+class Linear(nnx.Module):
+    """x @ kernel (+ bias), on tokens flattened to two dimensions: XLA's CPU backward of a three-dimensional one is much slower."""
+
+    def __init__(self, num_in: int, num_out: int, *, has_bias: bool = False, rngs: nnx.Rngs) -> None:
+        self.kernel = nnx.Param(INIT_STD * jax.random.normal(rngs.params(), (num_in, num_out), jnp.float32))
+        if has_bias:
+            self.bias = nnx.Param(jnp.zeros((num_out,), jnp.float32))
+        self.has_bias = has_bias
+
+    def __call__(self, x_ND: jax.Array) -> jax.Array:
+        """[N, num_in] -> [N, num_out] in the dtype of the input."""
+        chex.assert_rank(x_ND, 2)
+        y = x_ND @ self.kernel[...].astype(x_ND.dtype)
+        return y + self.bias[...].astype(x_ND.dtype)[None] if self.has_bias else y
+
+
+class Embedding(nnx.Module):
+    """A table of one vector per token; also holds an untied head, which has the same shape."""
+
+    def __init__(self, num_tokens: int, size: int, *, rngs: nnx.Rngs) -> None:
+        self.weight = nnx.Param(INIT_STD * jax.random.normal(rngs.params(), (num_tokens, size), jnp.float32))
+
+    def __call__(self, token_ids_BT: jax.Array, dtype: jax.typing.DTypeLike) -> jax.Array:
+        """[B, T] int -> [B, T, size]; an id outside the table gives NaN, so that it cannot go unnoticed."""
+        return jnp.take(self.weight[...], token_ids_BT, axis=0, mode="fill").astype(dtype)
+
+
+class MLP(nnx.Module):
+    """Gated feed-forward: down(silu(gate(x)) * up(x)).
+
+    Reference: Shazeer 2020, GLU Variants Improve Transformer, https://arxiv.org/abs/2002.05202, equation 6.
+    """
+
+    def __init__(self, hidden_size: int, intermediate_size: int, *, rngs: nnx.Rngs) -> None:
+        self.gate_proj = Linear(hidden_size, intermediate_size, rngs=rngs)
+        self.up_proj = Linear(hidden_size, intermediate_size, rngs=rngs)
+        self.down_proj = Linear(intermediate_size, hidden_size, rngs=rngs)
+
+    def __call__(self, x_ND: jax.Array) -> jax.Array:
+        """[N, D] -> [N, D]."""
+        return self.down_proj(jax.nn.silu(self.gate_proj(x_ND)) * self.up_proj(x_ND))

@@ -1,0 +1,214 @@
+"""The shape of a model, read from a Hugging Face config.json and written back to one.
+
+In goes a parsed config.json, out comes a frozen `ModelSpec` that every other module of the package reads instead of the file. Also
+counts parameters and floating-point operations. Reads no file and imports no JAX: sizes can be reasoned about without a device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from jaxrl.errors import ModelLoadError
+from jaxrl.models.family import Family
+from jaxrl.models.qwen3 import QWEN3
+
+FAMILIES: dict[str, Family] = {family.name: family for family in (QWEN3,)}
+"""Every family that can be built, by the `model_type` of its config.json."""
+
+_SIZES = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "hidden_size",
+    "intermediate_size": "intermediate_size",
+    "num_layers": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "num_kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "max_position_embeddings": "max_position_embeddings",
+}
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """Everything that fixes the shapes and the arithmetic of a decoder; hashable, so it may be a static argument."""
+
+    family: str
+    """Key of `FAMILIES`."""
+    vocab_size: int
+    """Rows of the embedding."""
+    hidden_size: int
+    """Width of the residual stream."""
+    intermediate_size: int
+    """Width inside the feed-forward."""
+    num_layers: int
+    """Decoder layers."""
+    num_heads: int
+    """Query heads."""
+    num_kv_heads: int
+    """Key and value heads; each serves `num_heads / num_kv_heads` query heads."""
+    head_dim: int
+    """Width of one head; even."""
+    rope_theta: float
+    """Base of the rotary embedding's wavelengths."""
+    rms_norm_eps: float
+    """Added to the mean square inside every norm."""
+    is_tied: bool
+    """The head is the embedding itself: one array."""
+    has_qk_norm: bool
+    """Queries and keys are normalised per head before the rotary embedding."""
+    has_attention_bias: bool
+    """The query, key and value projections add a bias."""
+    max_position_embeddings: int
+    """Longest sequence that the model was made for, in tokens."""
+    rope_scaling: None = None
+    """Stretched rotary embeddings are not built."""
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, Any]) -> ModelSpec:
+        """Read the shape of a model from a parsed config.json.
+
+        Args:
+          config: the JSON object, as written by transformers 4 (`rope_theta`) or 5 (`rope_parameters`).
+
+        Returns:
+          The spec; keys absent from `config` take the family's defaults.
+
+        Raises:
+          ModelLoadError: the family is not one of `FAMILIES`, a size is missing or impossible, or a key asks for a part that is
+            not built.
+
+        Example:
+          >>> spec = ModelSpec.from_hf({"model_type": "qwen3", "vocab_size": 512, "hidden_size": 128, "intermediate_size": 384,
+          ...     "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32,
+          ...     "tie_word_embeddings": True})
+          >>> spec.num_params
+          656448
+        """
+        family = FAMILIES.get(config.get("model_type", ""))
+        if family is None:
+            raise ModelLoadError(
+                f"`model_type` of config.json is {config.get('model_type')!r}; the families that can be loaded are "
+                f"{', '.join(map(repr, FAMILIES))}. Choose a model of one of them."
+            )
+        _check_fixed(config, family)
+        values = {**family.config_defaults, **{key: value for key, value in config.items() if value is not None}}
+        rope = config.get("rope_parameters") or {}
+        spec = cls(
+            family=family.name,
+            **{field: _size(values, key) for field, key in _SIZES.items()},
+            rope_theta=float(rope.get("rope_theta", values["rope_theta"])),
+            rms_norm_eps=float(values["rms_norm_eps"]),
+            is_tied=bool(values["tie_word_embeddings"]),
+            has_qk_norm=family.has_qk_norm,
+            has_attention_bias=family.has_attention_bias,
+        )
+        if spec.num_heads % spec.num_kv_heads or spec.head_dim % 2:
+            raise ModelLoadError(
+                f"config.json has `num_attention_heads`={spec.num_heads}, `num_key_value_heads`={spec.num_kv_heads} and "
+                f"`head_dim`={spec.head_dim}; the first must be a multiple of the second and the third must be even. The file "
+                "does not describe a model that exists; get it again from where the weights came from."
+            )
+        return spec
+
+    def to_hf(self, dtype: str) -> dict[str, Any]:
+        """Write the config.json that `from_hf` reads, in the spelling of both transformers 4 and 5.
+
+        Args:
+          dtype: precision of the weights beside it, such as `"float32"`.
+        """
+        family = FAMILIES[self.family]
+        return {
+            "architectures": [family.architecture],
+            "model_type": family.name,
+            "dtype": dtype,
+            **{key: getattr(self, field) for field, key in _SIZES.items()},
+            "rope_theta": self.rope_theta,
+            "rope_parameters": {"rope_theta": self.rope_theta, "rope_type": "default"},
+            "rms_norm_eps": self.rms_norm_eps,
+            "tie_word_embeddings": self.is_tied,
+            **family.fixed_config,
+        }
+
+    @property
+    def query_size(self) -> int:
+        """Width of all query heads together."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        """Width of all key (or value) heads together."""
+        return self.num_kv_heads * self.head_dim
+
+    @property
+    def num_params(self) -> int:
+        """Parameters, each counted once (a tied head is the embedding)."""
+        attention = 2 * self.hidden_size * (self.query_size + self.kv_size)
+        if self.has_attention_bias:
+            attention += self.query_size + 2 * self.kv_size
+        norms = 2 * self.hidden_size + (2 * self.head_dim if self.has_qk_norm else 0)
+        layer = attention + 3 * self.hidden_size * self.intermediate_size + norms
+        embeddings = self.vocab_size * self.hidden_size * (1 if self.is_tied else 2)
+        return self.num_layers * layer + embeddings + self.hidden_size
+
+    @property
+    def num_active_matmul_params(self) -> int:
+        """Parameters that one token is multiplied with: projections, feed-forward and head; no norm, no embedding look-up."""
+        attention = 2 * self.hidden_size * (self.query_size + self.kv_size)
+        layer = attention + 3 * self.hidden_size * self.intermediate_size
+        return self.num_layers * layer + self.vocab_size * self.hidden_size
+
+    def flops_per_token(self, seq_len: int) -> int:
+        """Floating-point operations of one token's forward and backward pass.
+
+        6 * active matmul parameters + 12 * layers * hidden * seq_len. Causal sparsity and recomputation are ignored, and the
+        attention term takes heads * head_dim to be the hidden size, so that figures compare with those published by this formula.
+
+        Args:
+          seq_len: positions that one token attends over.
+
+        Returns:
+          Operations per token, dimensionless.
+
+        Example:
+          >>> qwen3_0_6b = ModelSpec.from_hf({"model_type": "qwen3", "vocab_size": 151936, "hidden_size": 1024,
+          ...     "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8,
+          ...     "head_dim": 128, "tie_word_embeddings": True})
+          >>> qwen3_0_6b.flops_per_token(1024)
+          3928227840
+
+        Reference: Chowdhery et al. 2022, PaLM, https://arxiv.org/abs/2204.02311, appendix B.
+        """
+        attention = 12 * self.num_layers * self.num_heads * (self.hidden_size // self.num_heads) * seq_len
+        return 6 * self.num_active_matmul_params + attention
+
+
+def _size(values: Mapping[str, Any], key: str) -> int:
+    value = values.get(key)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        came = "is absent" if value is None else f"is {value!r}"
+        raise ModelLoadError(
+            f"`{key}` {came} in config.json; a positive integer was expected. Get the file again from where the weights came from."
+        )
+    return value
+
+
+def _check_fixed(config: Mapping[str, Any], family: Family) -> None:
+    """Refuse keys that ask for another network than the one that is built."""
+    unsupported = [
+        f"`{key}`={config[key]!r} (only {value!r} is built)"
+        for key, value in family.fixed_config.items()
+        if config.get(key) is not None and config[key] != value
+    ]
+    rope = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
+    rope_type = rope.get("rope_type", rope.get("type", "default"))
+    if rope_type != "default":
+        unsupported.append(f"rotary embedding of type {rope_type!r} (only 'default' is built)")
+    if any(kind != "full_attention" for kind in config.get("layer_types") or ()):
+        unsupported.append(f"`layer_types`={config['layer_types']!r} (only 'full_attention' is built)")
+    if config.get("quantization_config"):
+        unsupported.append("`quantization_config` (only unquantised weights are read)")
+    if unsupported:
+        raise ModelLoadError(
+            f"config.json of this {family.name!r} model asks for {'; '.join(unsupported)}. Choose a checkpoint without it."
+        )

@@ -1,0 +1,127 @@
+"""Lines of JSON on disk: `metrics.jsonl`, the one record that every run keeps, and the writer that the other logs share.
+
+In: a step and its numbers. Out: one row per step, in step order, on disk as soon as the call returns. Numbers that come late, such as the
+scores of an evaluation, are merged into their step's row. It keeps no rows in memory, and no view of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import math
+import os
+import threading
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+
+from jaxrl.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+
+def to_json(value: Any) -> str:
+    """Return one line of JSON; arrays become lists, dataclasses objects, anything unknown its text, and a non-finite number null."""
+    return json.dumps(_plain(value), ensure_ascii=False, allow_nan=False, separators=(", ", ": "))
+
+
+def append_lines(path: Path, values: Iterable[Any]) -> None:
+    """Append one line of JSON per value, making the folder if needed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.writelines(to_json(value) + "\n" for value in values)
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Read a file of JSON lines, leaving out a last line that a crash cut short."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            if number < len(lines):
+                raise ValueError(f"`{path}`, line {number}: not JSON: {line[:80]!r}") from None
+            logger.warning("`%s`: the last line is incomplete and is left out", path)
+    return rows
+
+
+class MetricsFile:
+    """`metrics.jsonl`. Thread-safe; used from worker threads."""
+
+    def __init__(self, path: Path, resume_step: int | None = None) -> None:
+        """Open the file.
+
+        Args:
+          path: where; the folder is made.
+          resume_step: None begins an empty file; a step keeps the rows up to it and drops the later ones, which the run will write again.
+
+        Raises:
+          ConfigError: the file cannot be written; a run does not start without its record.
+        """
+        self._path = path
+        self._lock = threading.Lock()
+        self._file: TextIO | None = None
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            kept = [] if resume_step is None else [row for row in read_lines(path) if row["step"] <= resume_step]
+            self._rewrite(kept)
+        except OSError as error:
+            raise ConfigError(f"`{path}` cannot be written ({error}); choose another `run.output_dir`") from error
+        self._last_step = kept[-1]["step"] if kept else -1
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Write the values of a step; values that the step's row has already are replaced.
+
+        Args:
+          step: 1-based step; 0 is the base policy.
+          values: numbers by metric name; those that are not finite are dropped with a warning.
+        """
+        finite = {name: float(value) for name, value in values.items() if math.isfinite(value)}
+        dropped = sorted(set(values) - set(finite))
+        if dropped:
+            logger.warning("step %d: not finite and left out of %s: %s", step, self._path.name, ", ".join(dropped))
+        with self._lock:
+            if step > self._last_step and self._file is not None:
+                self._file.write(to_json({"step": step, **finite}) + "\n")
+                self._last_step = step
+                return
+            rows = {row["step"]: row for row in read_lines(self._path)}
+            rows[step] = {"step": step, **rows.get(step, {}), **finite}
+            self._rewrite([rows[s] for s in sorted(rows)])
+            self._last_step = max(rows)
+
+    def close(self) -> None:
+        """Close the file; a second call does nothing."""
+        with self._lock:
+            if self._file is not None:
+                self._file.close()
+                self._file = None
+
+    def _rewrite(self, rows: list[dict[str, Any]]) -> None:
+        """Replace the file in one move, so that a crash leaves the old or the new rows."""
+        if self._file is not None:
+            self._file.close()
+        new = self._path.with_suffix(".jsonl.new")
+        new.write_text("".join(to_json(row) + "\n" for row in rows), encoding="utf-8")
+        os.replace(new, self._path)
+        self._file = self._path.open("a", encoding="utf-8", buffering=1)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray | np.generic):
+        value = value.tolist()
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_plain(v) for v in value]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    return str(value)

@@ -1,0 +1,223 @@
+"""The run on a terminal: a live view for a person, one plain line per step for a log file or CI.
+
+In: steps, evaluations, phases and words on what is being waited for. Out: text on a console. The live view is redrawn by a thread of its
+own from the state kept here; log lines go above it. It reads no files and computes no metric.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from jaxrl.monitors import metrics
+
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_SPARK_WIDTH = 48
+_STATUS_EVERY_S = 30.0
+"""A log shows what is waited for this often at most; the live view always does."""
+
+_FIGURES: tuple[tuple[str, str, str], ...] = (
+    (metrics.REWARD_MEAN, "reward", ".3f"),
+    (metrics.MISMATCH_KL, "mismatch KL", ".1e"),
+    (metrics.COMPLETION_TOKENS_MEAN, "tokens/rollout", ".1f"),
+    (metrics.GENERATED_TOKENS_PER_S, "generated tok/s", ",.0f"),
+    (metrics.TRAIN_TOKENS_PER_S, "trained tok/s", ",.0f"),
+    (metrics.ERROR_FRAC, "errors", ".1%"),
+    (metrics.STALENESS_MAX, "staleness", ".0f"),
+    (metrics.STEP_S, "step s", ".2f"),
+)
+"""What a step shows: metric, label, format."""
+
+
+class Terminal:
+    """Shows a run as it goes. Thread-safe."""
+
+    def __init__(
+        self,
+        name: str,
+        max_steps: int,
+        *,
+        first_step: int = 0,
+        console: Console | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Start showing.
+
+        Args:
+          name: name of the run.
+          max_steps: its length in steps.
+          first_step: steps that were done before this process began.
+          console: where to; None is standard output.
+          clock: seconds, for elapsed times.
+        """
+        self._name = name
+        self._max_steps = max_steps
+        self._console = console or Console()
+        self._clock = clock
+        self._started = clock()
+        self._first_step = self._step = first_step
+        self._values: Mapping[str, float] = {}
+        self._rewards: list[float] = []
+        self._evals: dict[str, list[tuple[int, float]]] = {}
+        self._phases: dict[str, tuple[float, float]] = {}
+        self._seen_phases: set[str] = set()
+        self._status = ""
+        self._status_shown = -_STATUS_EVERY_S
+        self._lock = threading.RLock()
+        self._live: Live | None = None
+        self._moved_handlers: list[logging.StreamHandler] = []
+        if self._console.is_terminal and not self._console.is_dumb_terminal:
+            self._live = Live(get_renderable=self._render, console=self._console, refresh_per_second=5)
+            self._moved_handlers = _console_handlers()
+            self._live.start()
+            # A handler made earlier holds the real stream and would write across the view; the view's own stream prints above it.
+            for handler in self._moved_handlers:
+                handler.setStream(sys.stderr)
+
+    def step(self, step: int, values: Mapping[str, float]) -> None:
+        """Show a finished step."""
+        with self._lock:
+            self._step, self._values = step, values
+            if metrics.REWARD_MEAN in values:
+                self._rewards.append(values[metrics.REWARD_MEAN])
+        if self._live is None:
+            width = len(str(self._max_steps))
+            self._print(f"step {step:>{width}}/{self._max_steps}  " + "  ".join(f"{k} {v}" for k, v in _figures(values)))
+
+    def evaluation(self, step: int, env_name: str, scores: Mapping[str, float]) -> None:
+        """Show the scores of an evaluation."""
+        with self._lock:
+            for score, value in scores.items():
+                self._evals.setdefault(f"{env_name} {score}", []).append((step, value))
+        if self._live is None:
+            self._print(f"eval v{step} {env_name}  " + "  ".join(f"{score} {value:.4g}" for score, value in scores.items()))
+
+    def progress(self, phase: str, done: float, total: float) -> None:
+        """Show how far a phase is; it goes away once `done >= total`."""
+        with self._lock:
+            is_new = phase not in self._seen_phases
+            self._seen_phases.add(phase)
+            if done >= total:
+                self._phases.pop(phase, None)
+            else:
+                self._phases[phase] = (done, total)
+        if self._live is None and is_new:
+            self._print(f"{phase} ...")
+
+    def status(self, text: str) -> None:
+        """Show what is being waited for; the empty string for nothing."""
+        with self._lock:
+            is_due = bool(text) and text != self._status and self._clock() - self._status_shown >= _STATUS_EVERY_S
+            self._status = text
+            if self._live is None and is_due:
+                self._status_shown = self._clock()
+                self._print(f"waiting for {text}")
+
+    def close(self) -> None:
+        """Stop showing and leave a summary; a second call does nothing."""
+        with self._lock:
+            live, self._live = self._live, None
+            self._phases.clear()
+            self._status = ""
+        if live is not None:
+            # Outside the lock: the drawing thread takes it, and `stop` waits for that thread.
+            live.stop()
+            for handler in self._moved_handlers:
+                handler.setStream(sys.stderr)
+        if self._step > self._first_step:
+            self._print(self._summary())
+            self._step = self._first_step
+
+    def _summary(self) -> str:
+        parts = [f"{self._step - self._first_step} steps in {_duration(self._clock() - self._started)}"]
+        if self._rewards:
+            edge = max(1, min(5, len(self._rewards) // 2))
+            first, last = sum(self._rewards[:edge]) / edge, sum(self._rewards[-edge:]) / edge
+            parts.append(f"reward {first:.3f} -> {last:.3f} (mean of {edge} first and last)")
+        for name, points in self._evals.items():
+            if len(points) > 1 and name.endswith("success_rate"):
+                parts.append(f"{name} {points[0][1]:.3f} -> {points[-1][1]:.3f}")
+        return "; ".join(parts)
+
+    def _print(self, line: str) -> None:
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def _render(self) -> RenderableType:
+        with self._lock:
+            elapsed = self._clock() - self._started
+            done = self._step - self._first_step
+            left = elapsed / done * (self._max_steps - self._step) if done else None
+            head = Table.grid(expand=True, padding=(0, 2))
+            head.add_column(width=20)
+            head.add_column(ratio=1)
+            head.add_column(justify="right", min_width=24)
+            times = f"{_duration(elapsed)}" + (f", {_duration(left)} left" if left is not None else "")
+            head.add_row(f"step {self._step}/{self._max_steps}", ProgressBar(self._max_steps, self._step), times)
+            for phase, (part, total) in self._phases.items():
+                head.add_row(Text(phase, style="cyan"), ProgressBar(total, part, complete_style="cyan"), f"{part:g}/{total:g}")
+            parts: list[RenderableType] = [head]
+            if self._rewards:
+                parts.append(self._reward_line())
+            parts += [self._eval_line(name, points) for name, points in self._evals.items()]
+            if self._values:
+                parts.append(_figure_grid(_figures(self._values)))
+            if self._status:
+                parts.append(Text(f"waiting for {self._status}", style="yellow"))
+        return Panel(Group(*parts), title=f"jaxrl · {self._name}", title_align="left", border_style="dim")
+
+    def _reward_line(self) -> Text:
+        line = Text("reward  ").append(sparkline(self._rewards, _SPARK_WIDTH), style="green")
+        return line.append(f"  {self._rewards[0]:.3f} -> {self._rewards[-1]:.3f}, best {max(self._rewards):.3f}", style="bold")
+
+    def _eval_line(self, name: str, points: Sequence[tuple[int, float]]) -> Text:
+        shown = [*points[:1], *points[1:][-3:]]
+        return Text(f"eval {name}  ", style="magenta").append(" -> ".join(f"{value:.3f} (v{step})" for step, value in shown))
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """Return a curve in block characters, `width` at most; more values than that are averaged in equal stretches.
+
+    Example:
+      >>> sparkline([0.0, 0.5, 1.0], 8)
+      '▁▅█'
+    """
+    num = min(width, len(values))
+    bounds = [round(i * len(values) / num) for i in range(num + 1)] if num else []
+    means = [sum(values[a:b]) / (b - a) for a, b in itertools.pairwise(bounds)]
+    low, high = min(means, default=0.0), max(means, default=0.0)
+    scale = (len(_BLOCKS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_BLOCKS[int((mean - low) * scale + 0.5)] for mean in means)
+
+
+def _console_handlers() -> list[logging.StreamHandler]:
+    """Return the root logger's handlers that write to this process's terminal."""
+    handlers = logging.getLogger().handlers
+    return [h for h in handlers if isinstance(h, logging.StreamHandler) and h.stream in (sys.stdout, sys.stderr)]
+
+
+def _figures(values: Mapping[str, float]) -> list[tuple[str, str]]:
+    return [(label, format(values[name], spec)) for name, label, spec in _FIGURES if name in values]
+
+
+def _figure_grid(figures: Sequence[tuple[str, str]]) -> Table:
+    grid = Table.grid(padding=(0, 3))
+    for start in range(0, len(figures), 4):
+        grid.add_row(*(Text(f"{label} ", style="dim").append(value, style="bold") for label, value in figures[start : start + 4]))
+    return grid
+
+
+def _duration(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

@@ -1,0 +1,29 @@
+"""Credit: one module per algorithm, told apart by the `type` of its config. A new one is a module, a config class and a line here."""
+
+from __future__ import annotations
+
+from jaxrl.config.algorithm import AlgorithmConfig
+from jaxrl.orchestrator.algo.base import Algorithm
+from jaxrl.orchestrator.algo.grpo import GRPO
+from jaxrl.orchestrator.ports import ScoringPool
+
+ALGORITHM_CLASSES: dict[str, type[Algorithm]] = {"grpo": GRPO}
+"""Algorithm by the `type` of its config."""
+
+
+def build_algorithm(config: AlgorithmConfig, policy_pool: ScoringPool) -> Algorithm:
+    """Return the algorithm that `config` describes.
+
+    Args:
+      config: one environment's algorithm.
+      policy_pool: the live policy; the algorithm may ask it for logprobs and never closes it.
+
+    Returns:
+      A fresh instance: environments never share one.
+    """
+    algorithm_class = ALGORITHM_CLASSES[config.type]
+    assert algorithm_class.action_loss_type == config.action_loss_type, f"{config.type}: config and class name different losses"
+    return algorithm_class(config, policy_pool)
+
+
+__all__ = ["ALGORITHM_CLASSES", "GRPO", "Algorithm", "build_algorithm"]

@@ -1,0 +1,112 @@
+"""What an algorithm is: two hooks that score, one declaration of the loss it feeds, and two drivers that nobody overrides.
+
+In: rollouts as they arrive, then the survivors of a complete group. Out: the same rollouts with their samples' streams stamped and frozen.
+An algorithm never drops a rollout, never sees a batch, and never closes the policy's pool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, final
+
+from jaxrl.config.algorithm import AlgorithmConfig
+from jaxrl.errors import SampleError
+from jaxrl.orchestrator.algo.routing import LossType, check_streams, stamp_loss_routing
+from jaxrl.orchestrator.failures import mark_failed
+from jaxrl.orchestrator.ports import ScoringPool
+from jaxrl.types import OPTIONAL_STREAMS, Boundary, Rollout
+
+DRIVERS = ("finalize_rollout", "finalize_group")
+
+
+class Algorithm:
+    """Credit for the rollouts of one environment; one instance per environment.
+
+    A subclass overrides `score_group` (most), `score_rollout` (where a model must be asked), `setup`, and the state methods if it remembers
+    anything between groups. An exception of a hook fails the rollouts that it was scoring (boundary `algorithm`), not the run.
+    """
+
+    action_loss_type: ClassVar[LossType] = "rl"
+    """The loss component that the sampled tokens feed."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Refuse a subclass that overrides a driver."""
+        super().__init_subclass__(**kwargs)
+        overridden = [name for name in DRIVERS if name in cls.__dict__]
+        if overridden:
+            raise TypeError(f"`{cls.__name__}.{overridden[0]}` overrides a driver; override `score_rollout` or `score_group` instead")
+
+    def __init__(self, config: AlgorithmConfig, policy_pool: ScoringPool) -> None:
+        self.config = config
+        self.policy_pool = policy_pool
+        self.connected_pools: list[ScoringPool] = []
+        """Pools of frozen models that `connect` took on; the run closes exactly these."""
+
+    async def setup(self) -> None:
+        """Get ready before the first rollout: connect frozen models, build renderers."""
+
+    def connect(self, pool: ScoringPool) -> None:
+        """Take on the pool of a frozen model; the run closes it at its end."""
+        self.connected_pools.append(pool)
+
+    async def score_rollout(self, rollout: Rollout) -> None:
+        """Hook on arrival, before the group is complete: the place to ask a model about one rollout."""
+
+    async def score_group(self, rollouts: Sequence[Rollout]) -> None:
+        """Hook on completion of a group: write credit and weights into the samples of `rollouts`, its survivors in member order."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the algorithm remembers between groups, as a JSON object."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        if state:
+            raise ValueError(f"`{type(self).__name__}` remembers nothing, but the state to restore has {sorted(state)}")
+
+    @final
+    async def finalize_rollout(self, rollout: Rollout) -> None:
+        """Score one rollout on arrival; one without samples is passed over.
+
+        Args:
+          rollout: its `samples` are filled.
+        """
+        if rollout.samples:
+            await self.score_rollout(rollout)
+
+    @final
+    async def finalize_group(self, rollouts: Sequence[Rollout]) -> None:
+        """Score a group's survivors, stamp where their tokens go, check every stream, and freeze them.
+
+        A rollout whose streams break a rule fails alone (boundary `algorithm`); its siblings keep the credit they were given.
+
+        Args:
+          rollouts: the survivors (scored, with samples), in member order; may be empty.
+
+        Raises:
+          Exception: whatever `score_group` raised; the caller fails all of `rollouts` with it.
+        """
+        if rollouts:
+            await self.score_group(rollouts)
+        for rollout in rollouts:
+            try:
+                self._stamp(rollout)
+            except SampleError as error:
+                mark_failed(rollout, Boundary.ALGORITHM, error)
+            freeze(rollout)
+
+    def _stamp(self, rollout: Rollout) -> None:
+        has_policy_logprobs = all(node.versions is not None for node in rollout.nodes if node.num_sampled)
+        for sample in rollout.samples:
+            stamp_loss_routing(sample, self.action_loss_type)
+            check_streams(sample, has_policy_logprobs=has_policy_logprobs)
+
+
+def freeze(rollout: Rollout) -> None:
+    """Make the streams of a rollout's samples read-only: what was scored is what is trained."""
+    rollout.is_frozen = True
+    for sample in rollout.samples:
+        for name in OPTIONAL_STREAMS:
+            stream = getattr(sample, name)
+            if stream is not None:
+                stream.flags.writeable = False

@@ -1,0 +1,20 @@
+"""Files an exception under the rollout that it ended. A failed rollout is data with no reward; it never ends the run by itself."""
+
+from __future__ import annotations
+
+from jaxrl.types import Boundary, Failure, Rollout
+
+
+def mark_failed(rollout: Rollout, boundary: Boundary, error: BaseException | str, *, kind: str | None = None) -> None:
+    """Give `rollout` a failure instead of a reward; the first failure of a rollout stays.
+
+    Args:
+      rollout: changed in place: `failure` is set and `reward` becomes None.
+      boundary: where it failed.
+      error: the exception, or a sentence.
+      kind: name of the failure; None takes the exception's class.
+    """
+    rollout.reward = None
+    if rollout.failure is None:
+        message = str(error) or repr(error)
+        rollout.failure = Failure(boundary=boundary, type=kind or type(error).__name__, message=message)

@@ -1,0 +1,55 @@
+"""`python -m jaxrl.train --config FILE.toml [--any.key VALUE ...]`: train a policy, or go on with `--resume RUN_DIR`.
+
+Parses, calls `launch`, and turns the outcome into an exit code: 0 done (or stopped on request, with its state saved), 1 the run failed,
+2 the command line, the configuration or the model directory is wrong. It builds nothing itself.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from jaxrl.config.load import dump_toml, load_config, parse_cli
+from jaxrl.errors import ConfigError, JaxrlError, ModelLoadError
+
+EXIT_OK, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Train, and return the process's exit code.
+
+    Args:
+      argv: the command line without the program's name; None takes the process's own.
+
+    Returns:
+      0, 1 or 2, as the module says.
+    """
+    errors = Console(stderr=True, highlight=False)
+    command = parse_cli(sys.argv[1:] if argv is None else argv)
+    try:
+        config = load_config(command.path, command.overrides)
+    except ConfigError as error:
+        errors.print(f"Configuration error: {error}", style="red", markup=False)
+        return EXIT_USAGE
+    if command.flags.dry_run:
+        sys.stdout.write(dump_toml(config))
+        return EXIT_OK
+
+    # JAX is imported only now, so that a wrong configuration fails before any device is touched.
+    from jaxrl.launch import launch
+
+    try:
+        launch(config, resume=command.flags.resume is not None)
+    except (ConfigError, ModelLoadError) as error:
+        errors.print(f"Configuration error: {error}", style="red", markup=False)
+        return EXIT_USAGE
+    except JaxrlError as error:
+        errors.print(f"The run failed: {error}", style="red", markup=False)
+        return EXIT_FAILED
+    return EXIT_OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())
