@@ -1,13 +1,14 @@
 """The one thread that owns every JAX call on a device set, and the pure rule that says what it does next.
 
-In: callables (`run`, `submit`) from the trainer and from publication, and one engine's `tick`. Out: their results, or the failure that ended
-the thread. Publication goes first; while a trainer job and an engine tick are both ready, each side gets the same share of the thread's time.
-Knows neither engine, trainer nor JAX, and never cuts a call short: a job or a tick is the unit of interleaving.
+In: callables (`run`, `submit`) from the trainer and from publication, and one engine's `tick`. Out: their results, or
+the failure that ended the thread. Publication goes first; while a trainer job and an engine tick are both ready, each
+side gets the same share of the thread's time. Knows neither engine, trainer nor JAX, and never cuts a call short: a job
+or a tick is the unit of interleaving.
 
-    who waits             for what                        unblocked by                    bounded by
-    the device thread     a job, engine work, or `stop`   `submit`, `wake`, `stop`        `IDLE_S` (then it asks the engine again)
-    a caller of `run`     the result of its job           the device thread               `deadline_s` of the thread
-    a caller of `stop`    the call that is running        the end of that call            the deadline it passes
+    who waits             for what                       unblocked by                  bounded by
+    the device thread     a job, engine work or `stop`   `submit`, `wake`, `stop`      `IDLE_S`, then it looks again
+    a caller of `run`     the result of its job          the device thread             the thread's `deadline_s`
+    a caller of `stop`    the call that is running       the end of that call          the deadline it passes
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from jaxrl.errors import DeadlineError, RunFailedError
 T = TypeVar("T")
 
 Kind = Literal["publish", "trainer", "engine"]
-"""Who asks: `publish` goes before everything else, `trainer` shares with engine ticks, `engine` is engine work that is not a tick (loading, warm-up)."""
+"""Who asks: `publish` goes first, `trainer` shares with ticks, `engine` is engine work other than ticks (warm-up)."""
 
 Choice = Literal["publish", "trainer", "engine", "tick"]
 """What the device thread does next: the oldest job of a kind, or one engine tick."""
@@ -40,12 +41,14 @@ DEADLINE_S = 3600.0
 """How long `run` waits for a result by default: the first compilation of a large model takes long."""
 
 
-def choose_next(*, has_publish: bool, has_trainer: bool, has_engine: bool, has_tick: bool, trainer_lead_s: float) -> Choice | None:
+def choose_next(
+    *, has_publish: bool, has_trainer: bool, has_engine: bool, has_tick: bool, trainer_lead_s: float
+) -> Choice | None:
     """Say what the device thread does next.
 
-    Publication first (everybody waits for new weights), then engine jobs (they stand between a request and its ticks). When a trainer
-    job and a tick are both ready, the side that has had less of the thread's time goes, so a long gradient step does not starve short
-    ticks nor the reverse; a tie goes to the trainer.
+    Publication first (everybody waits for new weights), then engine jobs (they stand between a request and its ticks).
+    When a trainer job and a tick are both ready, the side that has had less of the thread's time goes, so a long
+    gradient step does not starve short ticks nor the reverse; a tie goes to the trainer.
 
     Args:
       has_publish: a `publish` job is queued.
@@ -75,8 +78,9 @@ def choose_next(*, has_publish: bool, has_trainer: bool, has_engine: bool, has_t
 def account(trainer_lead_s: float, choice: Choice, taken_s: float, *, is_contended: bool) -> float:
     """Return the trainer's lead after `choice` took the thread for `taken_s`.
 
-    Time that nobody else wanted pays a debt back but gives no credit: a trainer that submits its next micro-batch a moment after the
-    last one still owes the ticks that waited, and an engine that was alone for an hour does not bar the trainer for the next one.
+    Time that nobody else wanted pays a debt back but gives no credit: a trainer that submits its next micro-batch a
+    moment after the last one still owes the ticks that waited, and an engine that was alone for an hour does not bar
+    the trainer for the next one.
 
     Args:
       trainer_lead_s: the lead before.
@@ -112,8 +116,9 @@ class _Job:
 class DeviceThread:
     """Runs jobs and engine ticks one at a time, all on one thread.
 
-    A job's own exception goes to whoever waits for that job and nobody else. An exception of an engine tick is a failure of the whole
-    device set: it is kept in `failure`, ends the thread, and is raised to every present and future waiter.
+    A job's own exception goes to whoever waits for that job and nobody else. An exception of an engine tick is a
+    failure of the whole device set: it is kept in `failure`, ends the thread, and is raised to every present and future
+    waiter.
 
     Example:
       >>> device = DeviceThread("doctest")
@@ -123,7 +128,9 @@ class DeviceThread:
       >>> device.stop(deadline_s=5.0)
     """
 
-    def __init__(self, name: str = "device", *, deadline_s: float = DEADLINE_S, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, name: str = "device", *, deadline_s: float = DEADLINE_S, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.name = name
         self._deadline_s = deadline_s
         self._clock = clock
@@ -159,7 +166,9 @@ class DeviceThread:
         """
         with self._changed:
             if self._tick is not None:
-                raise RunFailedError(f"device thread {self.name!r} already has an engine; one device set serves one engine")
+                raise RunFailedError(
+                    f"device thread {self.name!r} already has an engine; one device set serves one engine"
+                )
             self._has_work, self._tick = has_work, tick
         self.wake()
 
@@ -184,7 +193,9 @@ class DeviceThread:
         with self._changed:
             ended = self._ended()
             if ended is None:
-                self._jobs[kind].append(_Job(f"{kind}:{getattr(fn, '__name__', type(fn).__name__)}", lambda: fn(*args), future))
+                self._jobs[kind].append(
+                    _Job(f"{kind}:{getattr(fn, '__name__', type(fn).__name__)}", lambda: fn(*args), future)
+                )
                 self._changed.notify_all()
         if ended is not None:
             future.set_exception(ended)
@@ -267,7 +278,9 @@ class DeviceThread:
             failure = self._do(job)
             with self._changed:
                 self._running = None
-                self._trainer_lead_s = account(self._trainer_lead_s, choice, self._clock() - started, is_contended=is_contended)
+                self._trainer_lead_s = account(
+                    self._trainer_lead_s, choice, self._clock() - started, is_contended=is_contended
+                )
             if failure is not None:
                 return self._fail(failure)
         self._fail_queued(self._ended())

@@ -1,7 +1,7 @@
 """Small real objects for tests: samples, rollouts, groups and micro-batches of a few tokens.
 
-Everything has a sensible default, so a test names only what it is about. `make_micro_batch` lays samples out by a plain loop
-and shares no code with the packer, so it can also serve as its oracle.
+Everything has a sensible default, so a test names only what it is about. `make_micro_batch` lays samples out by a plain
+loop and shares no code with the packer, so it can also serve as its oracle.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ def make_sample(
 ) -> TrainingSample:
     """Return a sample of `num_prompt` context tokens and `num_completion` sampled ones.
 
-    A stream given as a number holds it on the sampled tokens and 0.0 elsewhere; a sequence is taken verbatim; None is absent.
+    A stream given as a number holds it on the sampled tokens and 0.0 elsewhere; a sequence is taken verbatim; None is
+    absent.
     """
     loss_mask = np.arange(num_prompt + num_completion) >= num_prompt
     ids = np.arange(1, len(loss_mask) + 1) if token_ids is None else np.asarray(token_ids)
@@ -102,7 +103,7 @@ def make_rollout(
     failure: Failure | None = None,
     with_samples: bool = True,
 ) -> Rollout:
-    """Return a rollout of one branch; each turn is (prompt ids, sampled ids). Its samples are filled unless `with_samples` is False."""
+    """Return a rollout of one branch; each turn is (prompt ids, sampled ids). `with_samples` fills its samples."""
     rollout = Rollout(
         task=Task(env_name=env_name, id=task_id, spec={"id": task_id}),
         group_id=group_id,

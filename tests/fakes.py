@@ -11,14 +11,14 @@ import contextlib
 import hashlib
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
 from jaxrl.envs.base import Outcome, Session, TaskSpec
 from jaxrl.inference.endpoint import EndpointHealth, FinishReason, GenerateRequest, Generation
-from jaxrl.types import StepReport, TrainBatch
+from jaxrl.types import Rollout, StepReport, TrainBatch
 
 Reply = Callable[[GenerateRequest, int], Sequence[int]]
 """(request, policy version) -> sampled token ids, the stop id included if the reply stops."""
@@ -27,7 +27,9 @@ Latency = Callable[[GenerateRequest], float]
 SCRIPTED_DEADLINE_S = 20.0
 
 
-def hashed_reply(request: GenerateRequest, version: int, *, low: int = 65, high: int = 91, max_length: int = 4) -> list[int]:
+def hashed_reply(
+    request: GenerateRequest, version: int, *, low: int = 65, high: int = 91, max_length: int = 4
+) -> list[int]:
     """Return 1 to `max_length` ids in `[low, high)` and a stop id, fixed by the prompt, the seed and the version alone."""
     text = f"{request.sampling.seed}/{version}/".encode() + np.asarray(request.token_ids, np.int32).tobytes()
     digest = hashlib.blake2b(text, digest_size=32).digest()
@@ -191,7 +193,9 @@ class ToyEnv:
             reply = await session.ask([{"role": "user", "content": content}])
         if reply is None:
             return Outcome(reward=None, stop_reason="no_turns")
-        return Outcome(reward=self.reward(reply.text), is_truncated=not reply.is_stopped, metrics={"turns": float(self.num_turns)})
+        return Outcome(
+            reward=self.reward(reply.text), is_truncated=not reply.is_stopped, metrics={"turns": float(self.num_turns)}
+        )
 
 
 class TrainerChannel(Protocol):
@@ -278,3 +282,27 @@ class FakeClock:
     def advance(self, seconds: float) -> None:
         """Move on."""
         self.now_s += seconds
+
+
+class RecordingMonitors:
+    """Keeps what it is shown."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[int, dict[str, float]]] = []
+        self.rollouts: dict[int, list[Rollout]] = {}
+        self.statuses: list[str] = []
+
+    def log_step(self, step: int, values: Mapping[str, float]) -> None:
+        """Keep a row of metrics."""
+        self.steps.append((step, dict(values)))
+
+    def log_rollouts(self, step: int, rollouts: Sequence[Rollout]) -> None:
+        """Keep rollouts by step, appended as in the run folder."""
+        self.rollouts.setdefault(step, []).extend(rollouts)
+
+    def status(self, text: str) -> None:
+        """Keep what is being waited for."""
+        self.statuses.append(text)
+
+    def progress(self, phase: str, done: int, total: int) -> None:
+        """Show nothing."""

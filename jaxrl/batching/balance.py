@@ -1,7 +1,8 @@
 """Spreads rows of unequal work evenly over shards.
 
-In: the cost of each row (or of each sample). Out: rows split where shards would stay empty, and a partition of rows into groups of equal
-count and nearly equal cost. Knows nothing of tokens or streams; what a row costs is decided by the caller.
+In: the cost of each row (or of each sample). Out: rows split where shards would stay empty, and a partition of rows
+into groups of equal count and nearly equal cost. Knows nothing of tokens or streams; what a row costs is decided by the
+caller.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from collections.abc import Sequence
 def partition(costs: Sequence[float], num_parts: int) -> list[list[int]]:
     """Split items into `num_parts` groups of equal count and nearly equal total cost.
 
-    Karmarkar-Karp largest differencing, kept to equal counts: items are sorted by decreasing cost and cut into chunks of `num_parts`; each
-    chunk is a partial solution with one item per group. The two partial solutions of largest spread (largest minus smallest group) are
-    merged, the largest group of one joining the smallest of the other, until one is left. A merge never widens the larger
-    spread, so the final spread is at most that of the widest chunk.
+    Karmarkar-Karp largest differencing, kept to equal counts: items are sorted by decreasing cost and cut into chunks
+    of `num_parts`; each chunk is a partial solution with one item per group. The two partial solutions of largest
+    spread (largest minus smallest group) are merged, the largest group of one joining the smallest of the other, until
+    one is left. A merge never widens the larger spread, so the final spread is at most that of the widest chunk.
 
     Args:
       costs: [N] float, cost of each item, any unit; N is a multiple of `num_parts`.
@@ -32,7 +33,7 @@ def partition(costs: Sequence[float], num_parts: int) -> list[list[int]]:
       >>> partition([8, 7, 6, 5, 4, 3], 3)
       [[0, 5], [1, 4], [2, 3]]
 
-    Reference: Karmarkar and Karp 1982, The differencing method of set partitioning; the variant with equal counts is BLDM in
+    Reference: Karmarkar and Karp 1982, The differencing method of set partitioning; BLDM, the equal-count variant:
       https://en.wikipedia.org/wiki/Largest_differencing_method.
     """
     if num_parts < 1 or len(costs) % num_parts:
@@ -41,7 +42,8 @@ def partition(costs: Sequence[float], num_parts: int) -> list[list[int]]:
         return [list(range(len(costs)))]
     order = sorted(range(len(costs)), key=lambda i: -costs[i])
     chunks = [order[start : start + num_parts] for start in range(0, len(order), num_parts)]
-    # A partial solution is its groups, (cost, items) by decreasing cost. The serial number keeps the heap off comparing groups.
+    # A partial solution is its groups, (cost, items) by decreasing cost. The serial number keeps the heap off comparing
+    # groups.
     heap = []
     for serial, chunk in enumerate(chunks):
         groups = [(costs[i], [i]) for i in chunk]
@@ -61,8 +63,9 @@ def partition(costs: Sequence[float], num_parts: int) -> list[list[int]]:
 def split_to_multiple(bins: Sequence[Sequence[int]], costs: Sequence[float], multiple: int) -> list[list[int]]:
     """Split the heaviest bins until their number is a multiple of `multiple`, or nothing can be split.
 
-    The heaviest bin of more than one item (the later one, on a tie) gives its items, by decreasing cost, to whichever half is lighter; the
-    first half keeps the bin's place and the second is appended. With `multiple` 1 nothing is split.
+    The heaviest bin of more than one item (the later one, on a tie) gives its items, by decreasing cost, to whichever
+    half is lighter; the first half keeps the bin's place and the second is appended. With `multiple` 1 nothing is
+    split.
 
     Args:
       bins: item indices per bin; no bin is empty.

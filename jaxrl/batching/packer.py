@@ -1,13 +1,15 @@
 """Packs samples into static-shape micro-batches: the one place where lists of tokens become rectangles.
 
-In: samples of any length, env and mix of streams. Out: a `TrainBatch` whose micro-batches all have the shape `[shards * rows, row_length]`, with
-rows balanced over shards and the member counts that the loss divides by. Samples are never split, reordered inside, or cut
-silently, and nothing here knows which algorithm stamped a stream.
+In: samples of any length, env and mix of streams. Out: a `TrainBatch` whose micro-batches all have the shape `[shards *
+rows, row_length]`, with rows balanced over shards and the member counts that the loss divides by. Samples are never
+split, reordered inside, or cut silently, and nothing here knows which algorithm stamped a stream.
 
-Legend: N samples, P packed samples (N without the dropped), M micro-batches, R rows of a micro-batch (all shards), T positions, S segments.
+Legend: N samples, P packed samples (N without the dropped), M micro-batches, R rows of a micro-batch (all shards), T
+positions, S segments.
 
-Frozen and demonstration samples hold 0.0 as inference logprob and must have no rl or ref_kl member. A logprob of 0.0 is also what a live
-policy gives a token of probability 1, so that rule cannot be checked here: whoever stamps streams knows the source and keeps it.
+Frozen and demonstration samples hold 0.0 as inference logprob and must have no rl or ref_kl member. A logprob of 0.0 is
+also what a live policy gives a token of probability 1, so that rule cannot be checked here: whoever stamps streams
+knows the source and keeps it.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ from jaxrl.types import (
 )
 
 DEFAULT_ATTENTION_COST = 1e-4
-"""Cost of one attended pair over a token's dense cost: of the order of a 0.6B model, whose attention over 10,000 positions costs one token."""
+"""Cost of one attended pair over the dense cost of a token. At 1e-4, attention over 10,000 positions costs as much as
+the dense layers do, which is the order of a 0.6B model."""
 
 REQUIRED_STREAMS: dict[str, type[np.generic]] = {
     "token_ids": np.int32,
@@ -65,12 +68,13 @@ def pack(
 ) -> TrainBatch:
     """Pack samples into micro-batches of one static shape, balanced over shards.
 
-    First-fit decreasing by length fills rows; the heaviest rows are split until their number is a multiple of `shards`; rows are then
-    dealt so that every shard has equally many and nearly equal work, heaviest first, so that the shards' rows of one micro-batch match too. What
-    is missing is filled with dummy rows of padding. The work of a row is `sum(L) + attention_cost * sum(L**2)` over its samples.
+    First-fit decreasing by length fills rows; the heaviest rows are split until their number is a multiple of `shards`;
+    rows are then dealt so that every shard has equally many and nearly equal work, heaviest first, so that the shards'
+    rows of one micro-batch match too. What is missing is filled with dummy rows of padding. The work of a row is
+    `sum(L) + attention_cost * sum(L**2)` over its samples.
 
-    A stream is present in a micro-batch if one of its samples has it; the others get its identity (`STREAM_FILL`) and padding gets 0.0.
-    Row `r` of a micro-batch belongs to shard `r // rows`.
+    A stream is present in a micro-batch if one of its samples has it; the others get its identity (`STREAM_FILL`) and
+    padding gets 0.0. Row `r` of a micro-batch belongs to shard `r // rows`.
 
     Args:
       samples: N samples; env, temperature and streams may differ.
@@ -79,25 +83,25 @@ def pack(
       shards: shards that the rows are split over (data x fsdp).
       step: the 1-based optimizer step that the batch is for.
       max_segments: S, samples packed into one row at most.
-      overlong: what happens to a sample longer than a row: `drop` it or `truncate` it on the right. Either way its index in `samples` is in
-        `TrainBatch.overlong`.
+      overlong: what happens to a sample longer than a row: `drop` it or `truncate` it on the right. Either way its
+        index in `samples` is in `TrainBatch.overlong`.
       context_shards: shards that the positions of a row are split over; they only change how members are counted.
       attention_cost: cost of one attended pair of positions over the dense cost of one token.
 
     Returns:
-      A batch whose `sample_index` speaks of the packed samples: `samples` without the dropped ones, in order. `member_counts` is
-      `[shards * context_shards, 3]`, context shards of one row shard next to each other.
+      A batch whose `sample_index` speaks of the packed samples: `samples` without the dropped ones, in order.
+      `member_counts` is `[shards * context_shards, 3]`, context shards of one row shard next to each other.
 
     Raises:
-      PackingError: nothing to pack; a shape argument is impossible; a sample is empty or its arrays disagree in length; live rl tokens
-        without `advantages`; ref_kl members without `ref_logprobs`; a member at the first token of a sample; a value that the loss
-        would read is not finite; a temperature is not above 0.
+      PackingError: nothing to pack; a shape argument is impossible; a sample is empty or its arrays disagree in length;
+        live rl tokens without `advantages`; ref_kl members without `ref_logprobs`; a member at the first token of a
+        sample; a value that the loss would read is not finite; a temperature is not above 0.
 
     Example:
       >>> def sample(length):
+      ...     ones = np.ones(length, np.float32)
       ...     return TrainingSample(token_ids=np.arange(length, dtype=np.int32), loss_mask=np.arange(length) > 0,
-      ...                           inference_logprobs=np.zeros(length, np.float32), temperatures=np.ones(length, np.float32),
-      ...                           env_name="toy", advantages=np.ones(length, np.float32))
+      ...                           inference_logprobs=-ones, temperatures=ones, env_name="toy", advantages=ones)
       >>> batch = pack([sample(3), sample(4), sample(2)], step=1, row_length=6, rows=1, shards=1)
       >>> batch.num_tokens, [m.segment_ids.tolist() for m in batch.micro_batches]
       (9, [[[1, 1, 1, 1, 2, 2]], [[1, 1, 1, 0, 0, 0]]])
@@ -133,8 +137,8 @@ def pack(
 def first_fit_decreasing(lengths: Sequence[int], capacity: int, max_items: int) -> list[list[int]]:
     """Put each item, longest first, into the first bin that has room for it.
 
-    A bin has room if the item fits and the bin holds fewer than `max_items`; otherwise a new bin is opened. Items of one length keep their
-    order. A tree of the room left under each node finds the first bin in O(log n).
+    A bin has room if the item fits and the bin holds fewer than `max_items`; otherwise a new bin is opened. Items of
+    one length keep their order. A tree of the room left under each node finds the first bin in O(log n).
 
     Args:
       lengths: [N] int, each in 1..capacity.
@@ -148,10 +152,12 @@ def first_fit_decreasing(lengths: Sequence[int], capacity: int, max_items: int) 
       >>> first_fit_decreasing([3, 7, 2, 6, 4], capacity=9, max_items=8)
       [[1, 2], [3, 0], [4]]
 
-    Reference: Johnson 1973, Near-optimal bin packing algorithms; https://en.wikipedia.org/wiki/First-fit-decreasing_bin_packing.
+    Reference: Johnson 1973, Near-optimal bin packing algorithms;
+      https://en.wikipedia.org/wiki/First-fit-decreasing_bin_packing.
     """
     order = np.argsort(-np.asarray(lengths, np.int64), kind="stable").tolist()
-    # Two neighbouring bins that are short of `max_items` are together fuller than one bin, which bounds how many bins can be opened.
+    # Two neighbouring bins that are short of `max_items` are together fuller than one bin, which bounds how many bins
+    # can be opened.
     most_bins = min(len(order), 2 * -(-sum(lengths) // capacity) + 1 + len(order) // max_items)
     num_leaves = 1 << max(0, most_bins - 1).bit_length()
     room = [capacity] * (2 * num_leaves)
@@ -195,7 +201,8 @@ def _check_arguments(
         raise PackingError(f"`overlong`={overlong!r} must be 'drop' or 'truncate'")
     if row_length % context_shards:
         raise PackingError(
-            f"`row_length`={row_length} is not divisible by `context_shards`={context_shards}; every shard holds an equal slice of a row"
+            f"`row_length`={row_length} is not divisible by `context_shards`={context_shards}; "
+            "every shard holds an equal slice of a row"
         )
 
 
@@ -206,8 +213,8 @@ def _check_credit(samples: Sequence[TrainingSample]) -> None:
             weights = sample.rl_weights
             if np.any(sample.loss_mask if weights is None else sample.loss_mask & (weights != 0)):
                 raise PackingError(
-                    f"{_name(sample, index)}: it has live rl tokens but no `advantages`; its algorithm must assign them (zeros count as "
-                    "assigned) or route the tokens to another component by setting `rl_weights` to 0"
+                    f"{_name(sample, index)}: it has live rl tokens but no `advantages`; its algorithm must assign "
+                    "them (zeros count as assigned) or route the tokens to another component by setting `rl_weights` to 0"
                 )
         if sample.ref_kl_weights is not None and sample.ref_logprobs is None and np.any(sample.ref_kl_weights):
             raise PackingError(f"{_name(sample, index)}: it has ref_kl members but no `ref_logprobs`")
@@ -231,7 +238,8 @@ def _fit_to_row(
             packed.append(_truncate(sample, row_length))
     if not packed:
         raise PackingError(
-            f"nothing to pack: {len(samples)} samples, {len(overlong_indices)} of them dropped as longer than a row of {row_length} tokens"
+            f"nothing to pack: {len(samples)} samples, {len(overlong_indices)} of them dropped as longer than a row of "
+            f"{row_length} tokens"
         )
     return packed, overlong_indices
 
@@ -263,7 +271,7 @@ def _plan(
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """The flat token stream of all rows of all micro-batches, as parts: a sample, or the padding at the end of a row."""
+    """The flat token stream of all rows of all micro-batches, in parts: a sample, or the padding that ends a row."""
 
     samples: list[int]
     """Per part, its packed sample; -1 for padding."""
@@ -344,7 +352,8 @@ def _check_first_tokens(members: Members, layout: _Layout, packed: list[Training
         if bad.size:
             index = layout.sample_at(bad[0])
             raise PackingError(
-                f"{_name(packed[index], index)}: its first token is a {component} member, but has no context to be predicted from"
+                f"{_name(packed[index], index)}: its first token is a {component} member, but has no context to be "
+                "predicted from"
             )
 
 
@@ -360,7 +369,8 @@ def _check_values(
             value = float(streams[name].ravel()[at])
             raise PackingError(f"{_name(packed[index], index)}: `{name}` holds {value!r} at {where}")
 
-    # A finite sum proves every term finite; a sum that is not (it may only have overflowed) sends the stream to the exact test.
+    # A finite sum proves every term finite; a sum that is not (it may only have overflowed) sends the stream to the
+    # exact test.
     with np.errstate(all="ignore"):
         suspects = {n for n, s in streams.items() if s.dtype == np.float32 and not np.isfinite(s.sum())}
     for component, member in zip(COMPONENTS, members, strict=True):
@@ -422,10 +432,14 @@ def _assert_shapes(batch: TrainBatch, num_rows: int, row_length: int, max_segmen
         for name, pin in (expected | present).items():
             array = getattr(micro_batch, name)
             if (array.shape, array.dtype) != pin:
-                raise PackingError(f"packed `{name}` is {array.dtype}{list(array.shape)}, expected {pin[1]}{list(pin[0])}")
+                raise PackingError(
+                    f"packed `{name}` is {array.dtype}{list(array.shape)}, expected {pin[1]}{list(pin[0])}"
+                )
     counts = batch.member_counts
     if (counts.shape, counts.dtype) != ((num_counts, len(COMPONENTS)), np.dtype(np.int32)):
-        raise PackingError(f"`member_counts` is {counts.dtype}{list(counts.shape)}, expected int32[{num_counts}, {len(COMPONENTS)}]")
+        raise PackingError(
+            f"`member_counts` is {counts.dtype}{list(counts.shape)}, expected int32[{num_counts}, {len(COMPONENTS)}]"
+        )
 
 
 def _name(sample: TrainingSample, index: int) -> str:

@@ -1,8 +1,8 @@
 """Turns the message graph of a rollout into flat training samples, one per branch.
 
-In: a `Rollout` whose nodes hold exact token ids. Out: one `TrainingSample` for each leaf whose path has something left to train on. A sampled
-node that several branches share is trained in the first of them and is context in the others. Weight streams are left absent:
-stamping them is the algorithm's work.
+In: a `Rollout` whose nodes hold exact token ids. Out: one `TrainingSample` for each leaf whose path has something left
+to train on. A sampled node that several branches share is trained in the first of them and is context in the others.
+Weight streams are left absent: stamping them is the algorithm's work.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ class _NodeArrays:
 def rollout_to_samples(rollout: Rollout) -> list[TrainingSample]:
     """Return one flat sample per trainable branch, in the order of `trainable_branches`.
 
-    A live policy's sampled token always carries its own sampling logprob: a missing one is an error, never 0.0. A frozen or demonstration
-    source (`Node.versions` is None) has no policy logprob to carry, so its samples hold 0.0 there and must be given no rl or
-    ref_kl weight: on the wire they cannot be told from a live token of probability 1.
+    A live policy's sampled token always carries its own sampling logprob: a missing one is an error, never 0.0. A
+    frozen or demonstration source (`Node.versions` is None) has no policy logprob to carry, so its samples hold 0.0
+    there and must be given no rl or ref_kl weight: on the wire they cannot be told from a live token of probability 1.
 
     Args:
       rollout: any rollout, scored or not; it is not changed.
 
     Returns:
-      Samples with `token_ids` int32, `loss_mask` bool, `inference_logprobs` and `temperatures` float32, every stream absent. Empty if
-      nothing was sampled.
+      Samples with `token_ids` int32, `loss_mask` bool, `inference_logprobs` and `temperatures` float32, every stream
+      absent. Empty if nothing was sampled.
 
     Raises:
-      SampleError: a node's arrays disagree in length, a sampling logprob is missing or not finite, a token that nobody sampled is in the
-        loss mask, or the first token of a branch is (it has no context to be predicted from).
+      SampleError: a node's arrays disagree in length, a sampling logprob is missing or not finite, a token that nobody
+        sampled is in the loss mask, or the first token of a branch is (it has no context to be predicted from).
 
     Example:
       >>> from jaxrl.types import Task
@@ -112,12 +112,15 @@ def _path_to(rollout: Rollout, leaf: int) -> tuple[int, ...]:
 def _branch_sample(rollout: Rollout, branch: Branch, arrays: list[_NodeArrays]) -> TrainingSample:
     parts = [arrays[index] for index in branch.path]
     loss_mask = np.concatenate(
-        [a.loss_mask if trained else np.zeros_like(a.loss_mask) for a, trained in zip(parts, branch.trained, strict=True)]
+        [
+            a.loss_mask if trained else np.zeros_like(a.loss_mask)
+            for a, trained in zip(parts, branch.trained, strict=True)
+        ]
     )
     if loss_mask[0]:
         raise SampleError(
-            f"{_where(rollout, branch.path[0])}: the first token of a branch is in the loss mask; it has no context to be predicted "
-            "from, so a rollout must start with at least one token that was not sampled"
+            f"{_where(rollout, branch.path[0])}: the first token of a branch is in the loss mask; it has no context to "
+            "be predicted from, so a rollout must start with at least one token that was not sampled"
         )
     return TrainingSample(
         token_ids=np.concatenate([a.token_ids for a in parts]),
@@ -137,14 +140,17 @@ def _node_arrays(rollout: Rollout, index: int) -> _NodeArrays:
         raise SampleError(f"{where}: `parent`={node.parent!r} must be an earlier node (0..{index - 1}) or None")
     if not 0 <= node.num_sampled <= (num_tokens if node.sampled else 0):
         raise SampleError(
-            f"{where}: `num_sampled`={node.num_sampled!r} does not fit a node of {num_tokens} tokens with `sampled`={node.sampled!r}"
+            f"{where}: `num_sampled`={node.num_sampled!r} does not fit a node of {num_tokens} tokens with "
+            f"`sampled`={node.sampled!r}"
         )
     is_sampled = np.arange(num_tokens) >= num_tokens - node.num_sampled
     loss_mask = is_sampled if node.loss_mask is None else np.asarray(node.loss_mask, bool)
     if loss_mask.shape != (num_tokens,):
         raise SampleError(f"{where}: `loss_mask` has shape {loss_mask.shape}, expected ({num_tokens},)")
     if np.any(loss_mask & ~is_sampled):
-        raise SampleError(f"{where}: `loss_mask` is True on a token that nobody sampled; it may only narrow the sampled tail")
+        raise SampleError(
+            f"{where}: `loss_mask` is True on a token that nobody sampled; it may only narrow the sampled tail"
+        )
     logprobs = np.zeros(num_tokens, np.float32)
     temperatures = np.ones(num_tokens, np.float32)
     if node.num_sampled:
@@ -164,7 +170,9 @@ def _sampling_logprobs(node: Node, where: str) -> np.ndarray:
         raise SampleError(f"{where}: {node.num_sampled} tokens of the live policy came without sampling logprobs")
     logprobs = np.asarray(node.logprobs, np.float32)
     if logprobs.shape != (node.num_sampled,):
-        raise SampleError(f"{where}: expected one logprob per sampled token ({node.num_sampled}), got shape {logprobs.shape}")
+        raise SampleError(
+            f"{where}: expected one logprob per sampled token ({node.num_sampled}), got shape {logprobs.shape}"
+        )
     if not np.isfinite(logprobs).all():
         at = int(np.flatnonzero(~np.isfinite(logprobs))[0])
         raise SampleError(f"{where}: the logprob of sampled token {at} is {float(logprobs[at])!r}; it must be finite")
@@ -176,7 +184,9 @@ def _temperature(node: Node, is_live: bool, where: str) -> float:
     if np.isfinite(node.temperature) and node.temperature > 0:
         return node.temperature
     if is_live:
-        raise SampleError(f"{where}: `temperature`={node.temperature!r} of a live policy's tokens must be finite and above 0")
+        raise SampleError(
+            f"{where}: `temperature`={node.temperature!r} of a live policy's tokens must be finite and above 0"
+        )
     # Note: a greedy frozen source has no distribution to rescale to, and the trainer divides logits by this number.
     return 1.0
 

@@ -1,8 +1,8 @@
 """What the engine keeps on the device between ticks, the key-value cache, and the three programs that touch it.
 
-`EnginePrograms` jits prefill, decode and score once each; weights and every setting that a user may vary are arguments, so only the
-model's shape, the number of slots, the window and the prompt buckets are compiled in. The cache is donated to each program that
-changes it. Nothing here decides which request goes where.
+Weights and every setting that a user may vary are arguments: only the model's shape, the number of slots, the window and the prompt
+buckets are compiled in, and engines of equal shapes share the compiled programs. The cache is donated to each program that changes
+it. Nothing here decides which request goes where.
 
 Shape letters: S slots, W window, R prefill rows, T bucket length, N insertions, V vocabulary, Q decode steps of one call.
 """
@@ -53,31 +53,16 @@ def insert_prompts(cache: KVCache, prompt_kv: KVCache, rows_N: jax.Array, slots_
     return jax.tree.map(insert, cache, prompt_kv)
 
 
-class EnginePrograms:
-    """The engine's three compiled programs; each compiles once per shape, all of which `Engine.warm_up` visits."""
-
-    def __init__(self, spec: ModelSpec, decode_steps: int) -> None:
-        """Bind the static parts.
-
-        Args:
-          spec: the architecture.
-          decode_steps: tokens per slot and `decode` call.
-        """
-        self.prefill = jax.jit(functools.partial(_prefill_into_slots, spec=spec), donate_argnames="cache")
-        """(params, cache, token_ids_RT, rows_N, slots_N) -> cache; see `models.decode.prefill` and `insert_prompts`."""
-        self.decode = jax.jit(functools.partial(_decode_and_sample, spec=spec, decode_steps=decode_steps), donate_argnames="cache")
-        """(params, cache, token_ids_S, position_ids_S, sampling) -> (cache, packed [3, S, Q] int32); see `unpack_sampled`."""
-        self.score = jax.jit(functools.partial(score, spec=spec))
-        """(params, token_ids_RT, temperatures_R) -> [R, T] float32; see `models.decode.score`."""
-
-
-def _prefill_into_slots(
+@functools.partial(jax.jit, static_argnames="spec", donate_argnames="cache")
+def prefill_into_slots(
     params: DecodeParams, cache: KVCache, token_ids_RT: jax.Array, rows_N: jax.Array, slots_N: jax.Array, *, spec: ModelSpec
 ) -> KVCache:
+    """Compute prompts (see `models.decode.prefill`) and insert them (see `insert_prompts`); `cache` is donated."""
     return insert_prompts(cache, prefill(params, token_ids_RT, spec=spec), rows_N, slots_N)
 
 
-def _decode_and_sample(
+@functools.partial(jax.jit, static_argnames=("spec", "num_steps"), donate_argnames="cache")
+def decode_and_sample(
     params: DecodeParams,
     cache: KVCache,
     token_ids_S: jax.Array,
@@ -85,15 +70,28 @@ def _decode_and_sample(
     sampling: SamplingArrays,
     *,
     spec: ModelSpec,
-    decode_steps: int,
+    num_steps: int,
 ) -> tuple[KVCache, jax.Array]:
-    """Sample `decode_steps` tokens per slot, each fed back as the next one's input."""
+    """Sample `num_steps` tokens per slot, each fed back as the next one's input; `cache` is donated.
+
+    Args:
+      params: the policy.
+      cache: [S, K, W, E] per layer.
+      token_ids_S: [S] int32, the token to feed first.
+      position_ids_S: [S] int32, its position.
+      sampling: per-slot settings.
+      spec: the architecture.
+      num_steps: Q.
+
+    Returns:
+      The cache, and [3, S, Q] int32: token ids, the bits of their float32 logprobs, near-tie flags. One array, so that a tick makes
+      one transfer to the host.
+    """
 
     def step(carry: tuple[KVCache, jax.Array, jax.Array], _: None) -> tuple[tuple[KVCache, jax.Array, jax.Array], jax.Array]:
         cache, token_ids_S, position_ids_S = carry
         logits_SV, cache = decode_step(params, cache, token_ids_S, position_ids_S, spec=spec)
         sampled = sample_tokens(logits_SV, position_ids_S + 1, sampling)
-        # One integer array, so that a tick makes one transfer to the host.
         packed_3S = jnp.stack([
             sampled.token_ids_S,
             jax.lax.bitcast_convert_type(sampled.logprobs_S, jnp.int32),
@@ -102,8 +100,14 @@ def _decode_and_sample(
         return (cache, sampled.token_ids_S, position_ids_S + 1), packed_3S
 
     carry = (cache, token_ids_S, position_ids_S)
-    if decode_steps == 1:
+    if num_steps == 1:
         (cache, _, _), packed_3S = step(carry, None)
         return cache, packed_3S[:, :, None]
-    (cache, _, _), packed_Q3S = jax.lax.scan(step, carry, length=decode_steps)
+    (cache, _, _), packed_Q3S = jax.lax.scan(step, carry, length=num_steps)
     return cache, jnp.moveaxis(packed_Q3S, 0, 2)
+
+
+@functools.partial(jax.jit, static_argnames="spec")
+def score_rows(params: DecodeParams, token_ids_RT: jax.Array, temperatures_R: jax.Array, *, spec: ModelSpec) -> jax.Array:
+    """Return [R, T] float32 logprobs of given tokens; see `models.decode.score`."""
+    return score(params, token_ids_RT, temperatures_R, spec=spec)

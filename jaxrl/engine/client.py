@@ -54,17 +54,19 @@ class EmbeddedEndpoint:
         try:
             async with asyncio.timeout(deadline_s):
                 return await self._await(self._engine.submit(request))
+        except asyncio.CancelledError:
+            self._cancel(request.request_id)
+            raise
         except TimeoutError as error:
             if isinstance(error, DeadlineError):
                 raise
+            self._cancel(request.request_id)
             raise DeadlineError(
-                f"request {request.request_id!r} got no answer within {deadline_s:g} s, so the device thread is busy or stuck; "
+                f"request {request.request_id!r} got no answer within {deadline_s:g} s: the device thread is busy or stuck; "
                 f"{self._engine.describe()}"
             ) from error
         finally:
             self._live.discard(request.request_id)
-            # A no-op for an answered request; otherwise the waiting task was cancelled and nobody wants the rest.
-            self._cancel(request.request_id)
 
     async def score(self, token_ids: np.ndarray, temperature: float = 1.0) -> np.ndarray:
         """See `Endpoint.score`."""

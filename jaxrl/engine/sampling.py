@@ -1,8 +1,8 @@
 """Picking the next token of every slot from its logits, with settings that are arrays, never compiled-in constants.
 
-In: [S, V] float32 logits, the absolute position of the token to be sampled, and per-slot settings. Out: token ids, logprobs under the distribution
-that was sampled from, and a flag where rounding could have picked the other token. A token's noise depends on nothing but
-its request's seed, its position and its id, so text does not depend on the slot, on the rest of the batch, or on the decode schedule.
+In: [S, V] float32 logits, the absolute position of the token to be sampled, and per-slot settings. Out: token ids, logprobs under
+the distribution that was sampled from, and a flag where rounding could have picked another token. A token's noise depends on
+nothing but its request's seed, its position and its id, so text does not depend on the slot or on the rest of the batch.
 
 Shape letters: S slots, V vocabulary.
 """

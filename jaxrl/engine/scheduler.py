@@ -59,9 +59,7 @@ class PrefillCall:
     """Prompt tokens computed; a prompt shared by several slots counts once."""
 
 
-def plan_prefills(
-    prompts: Sequence[tuple[int, np.ndarray]], *, buckets: Sequence[int], num_rows: int, num_slots: int
-) -> list[PrefillCall]:
+def plan_prefills(prompts: Sequence[tuple[int, np.ndarray]], *, buckets: Sequence[int], num_rows: int, num_slots: int) -> list[PrefillCall]:
     """Arrange prompts into calls of fixed shapes.
 
     The last token of a prompt is left out: the first decode step feeds it, so that every token is sampled by one program. Equal prompts

@@ -1,7 +1,7 @@
 """The host's book of slots: what to feed each one next, what it has sampled, and when it must stop; numpy, whole ticks at a time.
 
-`SlotTable.open` writes a request into a slot, `take` books the tokens of one decode call for all slots at once and says which slots are done.
-Stop strings need text and are not looked for here. No array of this table is ever handed to the device without a copy.
+`SlotTable.open` writes a request into a slot, `take` books the tokens of one decode call for all slots at once and says which
+slots are done. Stop strings need text and are not looked for here.
 
 Shape letters: S slots, W window, Q decode steps of one call, A active slots, M stop ids.
 """
@@ -31,6 +31,8 @@ class Taken(NamedTuple):
     """[A] bool, the token limit or the window's end was reached without a stop id."""
     is_broken_A: np.ndarray
     """[A] bool, a kept logprob is not finite: the policy's logits were not."""
+    needs_look_A: np.ndarray
+    """[A] bool, one of the three above, or the request has stop strings."""
     num_near_ties: int
     """Kept tokens that rounding could have swapped for another."""
 
@@ -59,6 +61,7 @@ class SlotTable:
         self.num_sampled_S = np.zeros(num_slots, np.int32)
         self.limit_S = np.zeros(num_slots, np.int32)
         """Tokens that the slot's request may sample in all."""
+        self._has_stop_string_S = np.zeros(num_slots, bool)
         self._stop_ids_SM = np.full((num_slots, 1), NO_STOP_ID, np.int32)
         self._token_ids_SW = np.zeros((num_slots, window), np.int32)
         self._logprobs_SW = np.zeros((num_slots, window), np.float32)
@@ -77,6 +80,7 @@ class SlotTable:
         self.seed_S2[slot] = sampling.seed & 0xFFFFFFFF, sampling.seed >> 32
         self.num_sampled_S[slot] = 0
         self.limit_S[slot] = min(sampling.max_tokens, self.window - num_prompt)
+        self._has_stop_string_S[slot] = bool(sampling.stop)
         missing = len(sampling.stop_ids) - self._stop_ids_SM.shape[1]
         if missing > 0:
             self._stop_ids_SM = np.pad(self._stop_ids_SM, ((0, 0), (0, missing)), constant_values=NO_STOP_ID)
@@ -122,12 +126,15 @@ class SlotTable:
         self.position_ids_S[slots_A] += num_tokens_A
         self.token_ids_S[slots_A] = token_ids_AQ[np.arange(len(slots_A)), num_tokens_A - 1]
         is_stopped_A = first_stop_A == num_tokens_A
+        is_spent_A = ~is_stopped_A & (num_tokens_A == left_A)
+        is_broken_A = (is_kept_AQ & ~np.isfinite(logprobs_AQ)).any(axis=1)
         return Taken(
             slots_A,
             num_tokens_A,
             is_stopped_A=is_stopped_A,
-            is_spent_A=~is_stopped_A & (num_tokens_A == left_A),
-            is_broken_A=(is_kept_AQ & ~np.isfinite(logprobs_AQ)).any(axis=1),
+            is_spent_A=is_spent_A,
+            is_broken_A=is_broken_A,
+            needs_look_A=is_stopped_A | is_spent_A | is_broken_A | self._has_stop_string_S[slots_A],
             num_near_ties=int(is_near_tie_AQ[is_kept_AQ].sum()),
         )
 

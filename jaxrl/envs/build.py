@@ -1,7 +1,7 @@
 """From an environment's config to the environment, and the check that evaluation questions are never trained on.
 
-In: one `[[orchestrator.*.env]]` table. Out: an object with `tasks()` and `play()`. To add an environment, add its config class to
-`jaxrl.config.env` and a case here; nothing else in the system knows the types.
+In: one `[[orchestrator.*.env]]` table. Out: an object with `tasks()` and `play()`. To add an environment, add its
+config class to `jaxrl.config.env` and a case here; nothing else in the system knows the types.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ def build_environment(config: EnvConfig) -> Environment:
 def require_disjoint_questions(train: Sequence[Environment], heldout: Sequence[Environment]) -> None:
     """Assert that no question text of the held-out environments is a training question.
 
-    Texts are compared, whatever names, seeds, tiers and splits they come from. Environments whose specs have no `question` are not compared.
+    Texts are compared, whatever names, seeds, tiers and splits they come from. Environments whose specs have no
+    `question` are not compared.
 
     Raises:
       ConfigError: names the two environments, how many texts they share, and one of them.

@@ -1,8 +1,8 @@
 """The one place where an exception of a rollout becomes data.
 
-In: an environment, a rollout with its session, a deadline. Out: the rollout with a reward, or with a `Failure` that says at which boundary it
-broke (policy, env, grader, timeout). Only cancellation from outside passes through. An error is never a reward of 0, and
-nothing here retries.
+In: an environment, a rollout with its session, a deadline. Out: the rollout with a reward, or with a `Failure` that
+says at which boundary it broke (policy, env, grader, timeout). Only cancellation from outside passes through. An error
+is never a reward of 0, and nothing here retries.
 """
 
 from __future__ import annotations
@@ -75,14 +75,17 @@ def _fail(rollout: Rollout, boundary: Boundary, error: BaseException) -> None:
 def _write(outcome: Outcome, rollout: Rollout) -> None:
     if not isinstance(outcome, Outcome):
         raise EnvError(f"env {rollout.env_name!r}: `play` must return an `Outcome`, got {type(outcome).__name__}")
-    metrics = {name: _finite(value) for name, value in outcome.metrics.items()}
-    wrong = [name for name, value in metrics.items() if value is None]
-    if wrong:
-        raise EnvError(f"env {rollout.env_name!r}: metric {wrong[0]!r} must be a finite number, got {outcome.metrics[wrong[0]]!r}")
+    metrics: dict[str, float] = {}
+    for name, value in outcome.metrics.items():
+        number = _finite(value)
+        if number is None:
+            raise EnvError(f"env {rollout.env_name!r}: metric {name!r} must be a finite number, got {value!r}")
+        metrics[name] = number
     reward = None if outcome.reward is None else _finite(outcome.reward)
     if outcome.reward is not None and reward is None:
         raise GraderError(
-            f"env {rollout.env_name!r}: a reward must be a finite number or None, got {outcome.reward!r} of type {type(outcome.reward).__name__}"
+            f"env {rollout.env_name!r}: a reward must be a finite number or None, got {outcome.reward!r} "
+            f"of type {type(outcome.reward).__name__}"
         )
     rollout.reward = reward
     rollout.stop_reason = outcome.stop_reason
@@ -92,7 +95,7 @@ def _write(outcome: Outcome, rollout: Rollout) -> None:
 
 
 def _finite(value: object) -> float | None:
-    """Return a real finite number as a float, and None for anything else; a bool is an answer to another question, so no number."""
+    """Return a real finite number as a float, and None for anything else; a bool is no number here."""
     if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Real):
         return None
     try:

@@ -1,10 +1,11 @@
-"""Questions from any dataset of the `reasoning_gym` package, in tiers, split so that held-out questions are never trained on.
+"""Questions from any dataset of the `reasoning_gym` package, in tiers, with a held-out split.
 
-In: a dataset's name, its parameters, tiers of them, seeds. Out: a single-turn environment whose specs hold the question, the answer and the
-tier (`difficulty`). Membership in `train` or `heldout` is a hash of the question text, so it does not depend on seeds or sizes. The
-package is imported only when such an environment is built.
+In: a dataset's name, its parameters, tiers of them, seeds. Out: a single-turn environment whose specs hold the
+question, the answer and the tier (`difficulty`). Membership in `train` or `heldout` is a hash of the question text, so
+it does not depend on seeds or sizes. The package is imported only when such an environment is built.
 
-Note: item i of a dataset is generated from seed + i, so equal questions and overlapping seeds are normal: texts are de-duplicated here.
+Note: item i of a dataset is generated from seed + i, so equal questions and overlapping seeds are normal: texts are
+de-duplicated here.
 """
 
 from __future__ import annotations
@@ -31,34 +32,48 @@ def reasoning_gym_environment(config: ReasoningGymEnvConfig) -> SingleTurnEnviro
     """Generate the questions of every tier, keep those of the split, and build the environment.
 
     Raises:
-      ConfigError: the package is missing, the dataset or a parameter is unknown or illegal, the split is empty, or `exact_match` is asked of
-        a dataset that has no single answer.
+      ConfigError: the package is missing, the dataset or a parameter is unknown or illegal, the split is empty, or
+        `exact_match` is asked of a dataset that has no single answer.
 
     Example:
       >>> config = ReasoningGymEnvConfig(dataset="chain_sum", parameters={"max_terms": 2, "max_digits": 1}, num_tasks=1, split="all")
       >>> env = reasoning_gym_environment(config)
       >>> env.tasks()[0]["question"]
-      'State the final answer to the following arithmetic problem: 6 + 6 ='
+      'State the final answer to the following arithmetic problem: 0 - 4 ='
     """
     datasets = {tier.name: _dataset(config, tier) for tier in config.tiers or [TierConfig(name="all")]}
-    specs = [spec for spec in _specs(config, datasets) if config.split in ("all", split_of(spec["question"], config.heldout_frac))]
+    if len(datasets) < len(config.tiers):
+        raise ConfigError(f"env {env_name(config)!r}: two `tiers` have one name: {[tier.name for tier in config.tiers]}")
+    items: dict[str, dict[str, Any]] = {}
+    specs: list[TaskSpec] = []
+    for tier, item in _distinct_items(config, datasets):
+        if config.split in ("all", split_of(item["question"], config.heldout_frac)):
+            identity = f"{tier}/{hashlib.sha256(item['question'].encode()).hexdigest()[:16]}"
+            answer = item["answer"] if isinstance(item["answer"], str) else None
+            items[identity] = item
+            specs.append({"id": identity, "question": item["question"], "answer": answer, "difficulty": tier})
     if not specs:
         raise ConfigError(
             f"env {env_name(config)!r}: no question of dataset {config.dataset!r} is in split {config.split!r} with "
             f"`num_tasks`={config.num_tasks} and `heldout_frac`={config.heldout_frac}; raise one of them"
         )
+
+    def dataset_score(spec: TaskSpec, text: str) -> float:
+        """Ask the dataset. Note: many give part credit to any reply that holds the answer's text, also to a wrong number."""
+        return datasets[spec["difficulty"]].score_answer(extract_answer(text), items[spec["id"]])
+
     return SingleTurnEnvironment(
         env_name(config),
         specs,
         prompt=lambda spec: spec["question"],
-        score=exact_match if config.scorer == "exact_match" else _dataset_scorer(datasets),
+        score=exact_match if config.scorer == "exact_match" else dataset_score,
         system_prompt=config.system_prompt,
         require_stop=config.require_stop and config.scorer == "exact_match",
     )
 
 
 def split_of(question: str, heldout_frac: float) -> str:
-    """Say which split a question text belongs to: `heldout` for about `heldout_frac` of all texts, `train` for the others.
+    """Say which split a question text belongs to: `heldout` for a share `heldout_frac` of all texts, else `train`.
 
     The first 32 bits of the text's SHA-256, modulo 1000, are compared with `1000 * heldout_frac`.
     """
@@ -81,47 +96,31 @@ def exact_match(spec: TaskSpec, text: str) -> float:
     return float(extract_answer(text) == spec["answer"].strip())
 
 
-def _dataset_scorer(datasets: dict[str, ProceduralDataset]) -> Callable[[TaskSpec, str], float]:
-    """Return the datasets' own scorers as one; they may give part credit, also to a wrong number that contains the right digits."""
-
-    def score(spec: TaskSpec, text: str) -> float:
-        dataset = datasets[spec["difficulty"]]
-        return dataset.score_answer(extract_answer(text), dataset[spec["index"]])
-
-    return score
-
-
-def _specs(config: ReasoningGymEnvConfig, datasets: dict[str, ProceduralDataset]) -> Iterable[TaskSpec]:
-    """Yield one spec per distinct question text; where tiers share one, the first tier has it."""
+def _distinct_items(config: ReasoningGymEnvConfig, datasets: dict[str, ProceduralDataset]) -> Iterable[tuple[str, dict[str, Any]]]:
+    """Yield (tier, item) once per distinct question text; where tiers share one, the first tier has it."""
     seen = set()
     for tier, dataset in datasets.items():
+        where = f"env {env_name(config)!r}, tier {tier!r}: dataset {config.dataset!r}"
         for index in range(config.num_tasks):
             try:
                 item = dataset[index]
             except Exception as error:  # whatever the parameters provoke in somebody else's generator
+                raise ConfigError(f"{where} failed to make item {index}: {type(error).__name__}: {error}") from error
+            if config.scorer == "exact_match" and not isinstance(item["answer"], str):
                 raise ConfigError(
-                    f"env {env_name(config)!r}, tier {tier!r}: dataset {config.dataset!r} failed to make item {index} from its parameters: "
-                    f"{type(error).__name__}: {error}"
-                ) from error
-            question, answer = item["question"], item["answer"]
-            if question in seen:
-                continue
-            seen.add(question)
-            if config.scorer == "exact_match" and not isinstance(answer, str):
-                raise ConfigError(
-                    f"env {env_name(config)!r}: dataset {config.dataset!r} has no single answer to match exactly (item {index} has {answer!r}); "
-                    "use `scorer`='dataset'"
+                    f"{where} has no single answer to match exactly (item {index} has {item['answer']!r}); use `scorer`='dataset'"
                 )
-            identity = hashlib.sha256(question.encode()).hexdigest()[:16]
-            answer = answer if isinstance(answer, str) else None
-            yield {"id": f"{tier}/{identity}", "question": question, "answer": answer, "difficulty": tier, "index": index}
+            if item["question"] not in seen:
+                seen.add(item["question"])
+                yield tier, item
 
 
 def _dataset(config: ReasoningGymEnvConfig, tier: TierConfig) -> ProceduralDataset:
     where = f"env {env_name(config)!r}, tier {tier.name!r}"
     registry = _registry()
     if config.dataset not in registry:
-        raise ConfigError(f"env {env_name(config)!r}: `dataset`={config.dataset!r} is not in reasoning_gym{_nearest(config.dataset, registry)}")
+        nearest = _nearest(config.dataset, registry)
+        raise ConfigError(f"env {env_name(config)!r}: `dataset`={config.dataset!r} is not in reasoning_gym{nearest}")
     dataset_class, config_class = registry[config.dataset]
     parameters = config.parameters | tier.parameters
     legal = {field.name for field in dataclasses.fields(config_class) if field.init} - set(_OWNED)
@@ -132,18 +131,19 @@ def _dataset(config: ReasoningGymEnvConfig, tier: TierConfig) -> ProceduralDatas
             raise ConfigError(f"{where}: dataset {config.dataset!r} has no parameter {name!r}{_nearest(name, legal)}")
     try:
         return dataset_class(config=config_class(**parameters, seed=config.seed, size=config.num_tasks))
-    except (AssertionError, TypeError, ValueError) as error:
-        raise ConfigError(f"{where}: dataset {config.dataset!r} refuses the parameters {parameters!r}: {error}") from error
+    except Exception as error:  # configs refuse with asserts, and trip over values of a wrong type in their own ways
+        raise ConfigError(
+            f"{where}: dataset {config.dataset!r} refuses the parameters {parameters!r}: {type(error).__name__}: {error}"
+        ) from error
 
 
-def _registry() -> dict[str, tuple[Callable[..., ProceduralDataset], Callable[..., Any]]]:
+def _registry() -> dict[str, tuple[Callable[..., ProceduralDataset], type[Any]]]:
     try:
-        import reasoning_gym  # registers every dataset
         from reasoning_gym.factory import DATASETS
     except ImportError as error:
         raise ConfigError(
-            f"an environment of type 'reasoning_gym' needs the package `reasoning-gym`, which cannot be imported ({error}); install it with "
-            "`pip install reasoning-gym`"
+            f"an environment of type 'reasoning_gym' needs the package `reasoning-gym`, which cannot be imported ({error}); "
+            "install it with `pip install reasoning-gym`"
         ) from error
     return DATASETS
 

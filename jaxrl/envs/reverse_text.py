@@ -1,8 +1,9 @@
 """Write a short text backwards: the smallest complete environment. Copy this file to make your own.
 
-An environment is a list of task specs (JSON dicts with an `id` of their own) and a way to play one of them. Where one question gets one reply,
-two functions are all it takes: `prompt(spec)` says what to ask, `score(spec, text)` what the reply is worth. Then add a config class to
-`jaxrl.config.env` and a line to `jaxrl.envs.build`. Longer conversations implement `Environment.play` themselves.
+An environment is a list of task specs (JSON dicts with an `id` of their own) and a way to play one of them. Where one
+question gets one reply, two functions are all it takes: `prompt(spec)` says what to ask, `score(spec, text)` what the
+reply is worth. Then add a config class to `jaxrl.config.env` and a line to `jaxrl.envs.build`. Longer conversations
+implement `Environment.play` themselves.
 """
 
 import random
@@ -18,7 +19,7 @@ def reverse_text(config: ReverseTextEnvConfig) -> SingleTurnEnvironment:
     Example:
       >>> env = reverse_text(ReverseTextEnvConfig(num_tasks=2, seed=7))
       >>> env.tasks()
-      [{'id': '0', 'text': 'geag', 'difficulty': 4}, {'id': '1', 'text': 'aa', 'difficulty': 2}]
+      [{'id': '0', 'text': 'jdai', 'difficulty': 4}, {'id': '1', 'text': 'da', 'difficulty': 2}]
     """
     return SingleTurnEnvironment(env_name(config), _specs(config), prompt, score, system_prompt=config.system_prompt)
 

@@ -1,8 +1,8 @@
 """One rollout's conversation with the policy: messages in, replies out, every token recorded on the rollout.
 
-An environment calls `ask`; the session renders the prompt in a worker thread, clamps the reply to the window, seeds it, sends it to
-the pool, and appends one node per message and one for the reply. The ids that the pool returns are recorded as they are. It scores
-nothing and catches nothing: failures belong to `envs.play`.
+An environment calls `ask`; the session renders the prompt in a worker thread, clamps the reply to the window, seeds it,
+sends it to the pool, and appends one node per message and one for the reply. The ids that the pool returns are recorded
+as they are. It scores nothing and catches nothing: failures belong to `envs.play`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from jaxrl.types.rollout import Node, Rollout
 
 
 def eval_seed_scope(env_name: str) -> str:
-    """Return the seed scope of evaluation on an environment: no training environment can be called that, for names hold no colon."""
+    """Return the seed scope of evaluation on an environment; names hold no colon, so no training scope equals it."""
     return f"eval:{env_name}"
 
 
@@ -85,8 +85,9 @@ class PolicySession:
         room = self._window - len(turn.prompt_ids)
         if room < 1:
             raise PromptTooLongError(
-                f"env {rollout.env_name!r}, task {rollout.task.id!r}, turn {rollout.num_turns}: the prompt has {len(turn.prompt_ids)} tokens "
-                f"and the window is {self._window}, which leaves no room for a reply; shorten it or raise `inference.max_model_len`"
+                f"env {rollout.env_name!r}, task {rollout.task.id!r}, turn {rollout.num_turns}: the prompt has "
+                f"{len(turn.prompt_ids)} tokens and the window is {self._window}, which leaves no room for a reply; "
+                "shorten it or raise `inference.max_model_len`"
             )
         return GenerateRequest(
             request_id=f"{rollout.group_id}/{rollout.member}/{rollout.num_turns}",

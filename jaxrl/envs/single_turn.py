@@ -1,7 +1,7 @@
 """One question, one reply, one score: an environment from two functions.
 
-In: a list of task specs, `prompt(spec)` and `score(spec, text)`. Out: an `Environment`. Nothing here knows what a question is about; a world
-with more than one turn implements `Environment.play` itself.
+In: a list of task specs, `prompt(spec)` and `score(spec, text)`. Out: an `Environment`. Nothing here knows what a
+question is about; a world with more than one turn implements `Environment.play` itself.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class SingleTurnEnvironment:
       name: name in metrics and logs.
       tasks: the task specs; not empty, each with an `id` of its own.
       prompt: spec -> the user's message.
-      score: spec, text of the reply -> a finite number, or None if it cannot be scored. May be a coroutine function; a plain function runs
-        in a worker thread, several at a time, so it must not share mutable state.
+      score: spec, text of the reply -> a finite number, or None if it cannot be scored. May be a coroutine function; a
+        plain function runs in a worker thread, several at a time, so it must not share mutable state.
       system_prompt: a system message before the question; None sends none.
       require_stop: a reply that the token limit cut is worth 0.0 without asking `score`.
 
@@ -75,14 +75,10 @@ class SingleTurnEnvironment:
             reward = 0.0
         else:
             reward = await _call_score(self._score, spec, reply.text)
-        return Outcome(
-            reward=reward, stop_reason="done" if reply.is_stopped else "max_tokens", is_truncated=not reply.is_stopped
-        )
+        return Outcome(reward=reward, stop_reason="done" if reply.is_stopped else "max_tokens", is_truncated=not reply.is_stopped)
 
 
-async def _call_score(
-    score: Callable[[TaskSpec, str], Score | Awaitable[Score]], spec: TaskSpec, text: str
-) -> Score:
+async def _call_score(score: Callable[[TaskSpec, str], Score | Awaitable[Score]], spec: TaskSpec, text: str) -> Score:
     """Call a reward function where it does not hold up the event loop, and file what it raises under `grader`."""
     try:
         if inspect.iscoroutinefunction(score):

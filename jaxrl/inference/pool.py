@@ -1,8 +1,8 @@
 """One policy behind several endpoints: routing, weight updates, and holding a version still.
 
-In: endpoints that serve the same policy, requests, the number of each newly published version. Out: generations, and `version`, which
-changes only after every endpoint has taken the new weights. A request goes to the endpoint with the fewest outstanding ones; a failed
-request is not sent anywhere else: whoever asked decides.
+In: endpoints that serve the same policy, requests, the number of each newly published version. Out: generations, and
+`version`, which changes only after every endpoint has taken the new weights. A request goes to the endpoint with the
+fewest outstanding ones; a failed request is not sent anywhere else: whoever asked decides.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ class PolicyPool:
         self._newest_asked = version
         self._update_deadline_s = update_deadline_s
         self._updating = asyncio.Lock()
+        self._swapping = asyncio.Lock()
         self._holders: dict[object, tuple[str, float]] = {}
         self._released = asyncio.Event()
 
@@ -58,15 +59,16 @@ class PolicyPool:
         return await self._on_least_loaded("generate", lambda endpoint: endpoint.generate(request))
 
     async def score(self, token_ids: np.ndarray, temperature: float = 1.0) -> np.ndarray:
-        """Return [L] float32 logprobs of the given [L] tokens under the policy; index 0 is 0.0. Raises what `generate` raises."""
+        """Return [L] float32 logprobs of [L] tokens under the policy, 0.0 for the first; raises what `generate` raises."""
         return await self._on_least_loaded("score", lambda endpoint: endpoint.score(token_ids, temperature))
 
     async def update(self, version: int) -> None:
-        """Let every endpoint take published policy `version`: pause all, load all, resume all, and only then announce it.
+        """Let every endpoint take published policy `version`: pause all, load all, resume all, then announce it.
 
-        Returns once `self.version >= version`. Concurrent updates run one at a time and never go backwards: whoever is first takes the
-        newest version that was asked for, the others find it done. Waits for holders of the version that is served (`hold_version`) up
-        to their deadlines. If a stage fails, the endpoints are resumed and the announced version stays.
+        Returns once `self.version >= version`. Concurrent updates run one at a time and never go backwards: whoever is
+        first takes the newest version that was asked for, the others find it done. Waits for holders of the version
+        that is served (`hold_version`) up to their deadlines. If a stage fails, the endpoints are resumed and the
+        announced version stays.
 
         Raises:
           EngineError: an endpoint failed.
@@ -77,33 +79,35 @@ class PolicyPool:
             if self._version >= version:
                 return
             await self._wait_for_holders()
-            target = self._newest_asked
-            try:
-                await self._on_all("pause", lambda endpoint: endpoint.pause())
-                await self._on_all(f"load of version {target}", lambda endpoint: endpoint.load(target))
-            finally:
-                await self._on_all("resume", lambda endpoint: endpoint.resume())
-            self._version = target
+            async with self._swapping:
+                target = self._newest_asked
+                try:
+                    await self._on_all("pause", lambda endpoint: endpoint.pause())
+                    await self._on_all(f"load of version {target}", lambda endpoint: endpoint.load(target))
+                finally:
+                    await self._on_all("resume", lambda endpoint: endpoint.resume())
+                self._version = target
 
     @asynccontextmanager
     async def hold_version(self, holder: str = "evaluation", deadline_s: float = 600.0) -> AsyncIterator[int]:
         """Keep the served version still for the body of the `async with`; gives that version.
 
-        An update that comes meanwhile waits. One that has waited until `deadline_s` after the hold began goes ahead, and a warning names the
-        holder. A hold that comes while an update waits begins after that update, so holds cannot starve updates; do not nest them.
+        An update that comes meanwhile waits until nobody holds, but no longer than the deadlines of those who held when
+        it began to wait: then it goes ahead, and a warning names who still holds. Holds may be nested, and cannot
+        starve updates.
 
         Args:
           holder: who holds, for the warning.
-          deadline_s: how long updates are kept waiting, in seconds.
+          deadline_s: how long an update may be kept waiting by this hold, in seconds from now.
         """
         key = object()
-        async with self._updating:
+        async with self._swapping:
             self._holders[key] = (holder, asyncio.get_running_loop().time() + deadline_s)
             version = self._version
         try:
             yield version
         finally:
-            self._holders.pop(key, None)
+            del self._holders[key]
             self._released.set()
 
     async def health(self) -> list[EndpointHealth]:
@@ -146,22 +150,18 @@ class PolicyPool:
                 raise EngineError(f"{what} failed on endpoint {index}: {type(outcome).__name__}: {outcome}") from outcome
 
     async def _wait_for_holders(self) -> None:
-        """Wait until nobody holds the version, dropping each hold whose deadline has passed."""
-        clock = asyncio.get_running_loop().time
-        while self._holders:
-            self._released.clear()
-            key, (holder, deadline) = min(self._holders.items(), key=lambda item: item[1][1])
-            if clock() >= deadline:
-                _log.warning(
-                    "%s has held policy version %d past its deadline; version %d is loaded now, so the rest of it runs on a newer policy",
-                    holder,
-                    self._version,
-                    self._newest_asked,
-                )
-                del self._holders[key]
-                continue
-            try:
-                async with asyncio.timeout_at(deadline):
+        if not self._holders:
+            return
+        until = max(deadline for _, deadline in self._holders.values())
+        try:
+            async with asyncio.timeout_at(until):
+                while self._holders:
+                    self._released.clear()
                     await self._released.wait()
-            except TimeoutError:
-                continue
+        except TimeoutError:
+            _log.warning(
+                "policy version %d has been held past its deadline by %s; version %d is loaded now, so the rest of that work runs on it",
+                self._version,
+                ", ".join(sorted({holder for holder, _ in self._holders.values()})),
+                self._newest_asked,
+            )

@@ -1,9 +1,9 @@
 """Chat messages to token ids and back, with the model's own chat template, exactly once.
 
-In: a Hugging Face directory (tokenizer.json, a chat template, generation_config.json) and messages. Out: one run of token ids per message, the
-ids of the generation prompt, the ids that end a reply, decoded text. A later turn continues the very ids that the model saw; where the
-template rewrites history (it may strip earlier thinking) the turn is a fork, rendered anew. Sampled ids are never encoded again,
-and nothing here parses tool calls.
+In: a Hugging Face directory (tokenizer.json, a chat template, generation_config.json) and messages. Out: one run of
+token ids per message, the ids of the generation prompt, the ids that end a reply, decoded text. A later turn continues
+the very ids that the model saw; where the template rewrites history (it may strip earlier thinking) the turn is a fork,
+rendered anew. Sampled ids are never encoded again, and nothing here parses tool calls.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +22,8 @@ from jaxrl.errors import EnvError, ModelLoadError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-_PINNED_NOW = datetime(2025, 1, 1)
-"""What `strftime_now` means in a template: with today's date in the prompt, a run resumed tomorrow would be another run."""
+_PINNED_DATE = "{% macro strftime_now(format) %}01 Jan 2025{% endmacro %}"
+"""Put before a template that asks for today's date: with it in the prompts, a run resumed tomorrow would be another run."""
 
 _PROBE = "jaxrl"
 """Content of the assistant turn that shows how a template ends a turn."""
@@ -52,10 +51,10 @@ class RenderedTurn:
     text: str
     """The text of `prompt_ids`."""
     prompt_ids: np.ndarray
-    """[P] int32, exactly the ids to send: those before this turn (unless it is a fork), the spans, the generation prompt."""
+    """[P] int32, the ids to send: those before this turn (unless it is a fork), the spans, the generation prompt."""
     spans: tuple[np.ndarray, ...]
-    """One [n] int32 per message that this turn adds; on a fork, per message of the whole conversation. The scaffolding that closes the
-    turn before belongs to the first of them."""
+    """One [n] int32 per message that this turn adds; on a fork, per message of the whole conversation. The scaffolding
+    that closes the turn before belongs to the first of them."""
     generation_prompt: np.ndarray
     """[n] int32 after the last message, where the reply begins."""
     is_fork: bool
@@ -79,26 +78,26 @@ class Renderer:
         # Invariant: nothing cuts or pads an encoding; both settings may be stored in tokenizer.json.
         self._backend.no_truncation()
         self._backend.no_padding()
-        self._chat_template = chat_template
+        self._chat_template = (_PINNED_DATE if "strftime_now" in chat_template else "") + chat_template
         self.stop_ids = tuple(sorted(set(stop_ids)))
         """Ids that end a reply: the generation config's and the tokenizer's eos, and the template's end of turn."""
 
     @classmethod
     def from_pretrained(cls, directory: str | Path) -> Renderer:
-        """Load the tokenizer, chat template and stop ids of a model directory.
+        r"""Load the tokenizer, chat template and stop ids of a model directory.
 
         Args:
-          directory: a Hugging Face directory on this machine with tokenizer.json and a chat template; generation_config.json and
-            config.json are read where they exist.
+          directory: a Hugging Face directory on this machine with tokenizer.json and a chat template;
+            generation_config.json and config.json are read where they exist.
 
         Raises:
-          ModelLoadError: a file, the chat template or a special token is missing, or the template ends an assistant turn with text that
-            is no stop id, so that a policy that writes it would never stop.
+          ModelLoadError: a file, the chat template or a special token is missing, or the template ends an assistant
+            turn with text that is no stop id, so that a policy that writes it would never stop.
 
         Example:
           >>> renderer = Renderer.from_pretrained("tests/golden/tokenizer")
           >>> renderer.open_turn(None, [{"role": "user", "content": "hi"}]).text
-          '<|im_start|>user\\nhi<|im_end|>\\n<|im_start|>assistant\\n'
+          '<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n'
         """
         path = Path(directory)
         tokenizer = _load_tokenizer(path)
@@ -116,14 +115,15 @@ class Renderer:
 
     @property
     def vocab_size(self) -> int:
-        """Number of ids that the tokenizer knows, special tokens included; at most the rows of the model's embedding."""
+        """Number of ids that the tokenizer knows, special tokens included."""
         return len(self._tokenizer)
 
     def open_turn(self, prior: RenderState | None, messages: Sequence[Mapping[str, Any]]) -> RenderedTurn:
         """Render the prompt of the next reply.
 
-        With `prior`, the prompt is its ids followed by the ids of the template's text after it, encoded on their own. If the template's text
-        does not start with what the model saw, the turn is a fork: the whole conversation is rendered and encoded anew.
+        With `prior`, the prompt is its ids followed by the ids of the template's text after it, encoded on their own.
+        If the template's text does not start with what the model saw, the turn is a fork: the whole conversation is
+        rendered and encoded anew.
 
         Args:
           prior: what `close_turn` returned after the last reply; None in the first turn.
@@ -181,26 +181,26 @@ class Renderer:
         return self._backend.decode([int(token) for token in token_ids], skip_special_tokens=False)
 
     def _render(self, messages: Sequence[dict[str, Any]], *, add_generation_prompt: bool) -> str:
-        from jinja2 import TemplateError
+        from jinja2 import TemplateError  # the template engine is loaded with the tokenizer, not with this module
 
         try:
-            return self._tokenizer.apply_chat_template(
-                list(messages),
-                chat_template=self._chat_template,
-                tokenize=False,
-                add_generation_prompt=add_generation_prompt,
-                strftime_now=_PINNED_NOW.strftime,
+            return str(
+                self._tokenizer.apply_chat_template(
+                    list(messages),
+                    chat_template=self._chat_template,
+                    tokenize=False,
+                    add_generation_prompt=add_generation_prompt,
+                )
             )
-        except TemplateError as error:
+        except (TemplateError, TypeError) as error:  # a template that joins text with what is no text raises the latter
             roles = [message["role"] for message in messages]
             raise EnvError(f"the chat template refused messages with the roles {roles}: {error}") from error
 
-    def _encode_by_message(
-        self, messages: tuple[dict[str, Any], ...], first: int, text: str, start: int
-    ) -> list[np.ndarray]:
-        """Encode `text[start:]` in one go and cut the ids at the ends of `messages[first:]`; the last piece is what follows them all.
+    def _encode_by_message(self, messages: tuple[dict[str, Any], ...], first: int, text: str, start: int) -> list[np.ndarray]:
+        """Encode `text[start:]` in one go and cut the ids at the ends of `messages[first:]`; the rest is the last piece.
 
-        A message whose end cannot be told from the template's text gets no ids: they go to the next one whose end is known.
+        A message whose end cannot be told from the template's text gets no ids: they go to the next one whose end is
+        known.
         """
         ends: list[int] = []
         for count in range(first + 1, len(messages) + 1):
@@ -233,8 +233,9 @@ class Renderer:
             if token_id in added:
                 return token_id
         raise ModelLoadError(
-            f"{path}: the chat template ends an assistant turn with {tail!r}, which holds no special token of the tokenizer, so a reply "
-            f"would never stop there; stop ids known: {[self._backend.id_to_token(i) for i in self.stop_ids]}; add the token to tokenizer.json"
+            f"{path}: the chat template ends an assistant turn with {tail!r}, which holds no special token of the tokenizer, "
+            f"so a reply would never stop there (stop tokens known: {[self._backend.id_to_token(i) for i in self.stop_ids]}); "
+            "add the token to tokenizer.json"
         )
 
 
@@ -258,12 +259,12 @@ def _is_of_concern(record: logging.LogRecord) -> bool:
 def _eos_ids(path: Path, tokenizer: PreTrainedTokenizerFast) -> set[int]:
     """Return the eos ids that generation_config.json and the tokenizer name, where they do."""
     eos = _read_json(path / "generation_config.json").get("eos_token_id")
-    named = eos if isinstance(eos, list) else [eos]
-    return {int(token_id) for token_id in (*named, tokenizer.eos_token_id) if token_id is not None}
+    named = [*eos] if isinstance(eos, list) else [eos]
+    return {token_id for token_id in (*named, tokenizer.eos_token_id) if isinstance(token_id, int)}
 
 
 def _check_vocabulary(path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
-    """Refuse a tokenizer with more ids than the model has rows: a special token was named that the model has never seen."""
+    """Refuse a tokenizer with more ids than the model has rows: some token has no embedding."""
     num_rows = _read_json(path / "config.json").get("vocab_size")
     if isinstance(num_rows, int) and len(tokenizer) > num_rows:
         beyond = sorted(token for token, token_id in tokenizer.get_vocab().items() if token_id >= num_rows)
@@ -289,8 +290,8 @@ def _text_message(message: Mapping[str, Any]) -> dict[str, Any]:
     """Return a copy of a message whose content is one string."""
     role, content = message.get("role"), message.get("content")
     if isinstance(content, list | tuple):
-        parts = [part.get("text") if isinstance(part, Mapping) and part.get("type", "text") == "text" else None for part in content]
-        content = "".join(parts) if parts and all(isinstance(part, str) for part in parts) else None
+        texts = [part["text"] for part in content if isinstance(part, Mapping) and isinstance(part.get("text"), str)]
+        content = "".join(texts) if len(texts) == len(content) > 0 else None
     if not isinstance(role, str) or not isinstance(content, str):
         raise EnvError(
             f"a message needs a `role` and a `content` of text or of text parts, got role={role!r} and content={message.get('content')!r}"

@@ -84,7 +84,7 @@ def token_scores(
     chex.assert_equal(hidden_BTD.shape[2], head_VD.shape[1])
     assert chunk_tokens >= 1, f"`chunk_tokens` must be at least 1, got {chunk_tokens!r}"
     arrays = (hidden_BTD, head_VD, token_ids_BT, segment_ids_BT, temperatures_BT)
-    if mesh is None:
+    if mesh is None or all(mesh.shape[axis] == 1 for axis in BATCH_AXES):
         return _score_rows(*arrays, chunk_tokens=chunk_tokens)
     rows, whole = PartitionSpec(BATCH_AXES), PartitionSpec()
 
@@ -153,7 +153,7 @@ def _score_chunks(
     return _score_chunks_forward(hidden_CND, head_VD, targets_CN, temperatures_CN)[0]
 
 
-def _score_chunks_forward(hidden_CND, head_VD, targets_CN, temperatures_CN):  # noqa: ANN001, ANN202
+def _score_chunks_forward(hidden_CND, head_VD, targets_CN, temperatures_CN):
     """Score each chunk; keep the two log-normalisers per token that the backward pass cannot do without."""
 
     def score(chunk: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
@@ -175,7 +175,7 @@ def _score_chunks_forward(hidden_CND, head_VD, targets_CN, temperatures_CN):  # 
     return tuple(scores), (head_VD, (hidden_CND, targets_CN, temperatures_CN, log_norm_CN, log_norm_raw_CN))
 
 
-def _score_chunks_backward(residuals, cotangents):  # noqa: ANN001, ANN202
+def _score_chunks_backward(residuals, cotangents):
     """Turn `d loss / d logprobs` into gradients of the hidden states and the head, adding the latter up in float32."""
     head_VD, chunks = residuals
     d_logprobs_CN, d_logprobs_raw_CN, _ = cotangents

@@ -1,8 +1,8 @@
 """The engine's view of a network: the trainer's weights laid out for decoding, and the pure functions that run on them.
 
-`to_decode_params` turns the stacked parameter tree into one small dict per layer with fused projections, in the engine's dtype and with
-every kernel as `[out, in]`. `prefill` computes a prompt's keys and values, `decode_step` advances every slot by one token, `score` gives the
-logprobs of given tokens. Logits and softmax are float32. Nothing here samples, schedules or owns a buffer.
+`to_decode_params` turns the stacked parameter tree into one small dict per layer with fused projections, in the engine's dtype and
+with every kernel as `[out, in]`. `prefill` computes a prompt's keys and values, `decode_step` advances every slot by one token,
+`score` gives the logprobs of given tokens. Logits and softmax are float32. Nothing here samples, schedules or owns a buffer.
 
 Shape letters: S slots, R rows, T positions of a row, W window (cache columns), D hidden, V vocabulary, H heads, K kv heads, G = H/K,
 E head_dim, F feed-forward, U = T (columns of a row's own keys), N any number of rows, O outputs of a projection, I its inputs.

@@ -35,7 +35,7 @@ LOGICAL_RULES: dict[str, str | tuple[str, ...] | None] = {
     "head_dim": None,
     "norm": None,
 }
-"""Mesh axis (or axes) that a dimension is split over. `hidden` is the residual stream of activations, `embed` the same width in a parameter."""
+"""Mesh axis (or axes) that a dimension is split over; `hidden` is the width of an activation, `embed` the same width in a parameter."""
 
 PARAM_AXES: dict[tuple[str, str], tuple[str, ...]] = {
     ("embed", "weight"): ("vocab", "embed"),

@@ -22,22 +22,26 @@ from jaxrl.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
+_LINE_ENDS = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}
+"""Characters that JSON allows as they are but that many readers take for the end of a line."""
+
 
 def to_json(value: Any) -> str:
     """Return one line of JSON; arrays become lists, dataclasses objects, anything unknown its text, and a non-finite number null."""
-    return json.dumps(_plain(value), ensure_ascii=False, allow_nan=False, separators=(", ", ": "))
+    return json.dumps(_plain(value), ensure_ascii=False, allow_nan=False).translate(_LINE_ENDS)
 
 
 def append_lines(path: Path, values: Iterable[Any]) -> None:
     """Append one line of JSON per value, making the folder if needed."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as file:
+    # Lone surrogates, which UTF-8 cannot hold, become JSON's own escapes.
+    with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
         file.writelines(to_json(value) + "\n" for value in values)
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """Read a file of JSON lines, leaving out a last line that a crash cut short."""
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    lines = path.read_text(encoding="utf-8").rstrip("\n").split("\n") if path.exists() and path.stat().st_size else []
     rows = []
     for number, line in enumerate(lines, start=1):
         try:

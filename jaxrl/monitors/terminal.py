@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import TextIO
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -76,13 +77,13 @@ class Terminal:
         self._status_shown = -_STATUS_EVERY_S
         self._lock = threading.RLock()
         self._live: Live | None = None
-        self._moved_handlers: list[logging.StreamHandler] = []
+        self._moved_handlers: list[tuple[logging.StreamHandler, TextIO]] = []
         if self._console.is_terminal and not self._console.is_dumb_terminal:
             self._live = Live(get_renderable=self._render, console=self._console, refresh_per_second=5)
-            self._moved_handlers = _console_handlers()
+            self._moved_handlers = [(handler, handler.stream) for handler in _console_handlers()]
             self._live.start()
             # A handler made earlier holds the real stream and would write across the view; the view's own stream prints above it.
-            for handler in self._moved_handlers:
+            for handler, _ in self._moved_handlers:
                 handler.setStream(sys.stderr)
 
     def step(self, step: int, values: Mapping[str, float]) -> None:
@@ -133,8 +134,8 @@ class Terminal:
         if live is not None:
             # Outside the lock: the drawing thread takes it, and `stop` waits for that thread.
             live.stop()
-            for handler in self._moved_handlers:
-                handler.setStream(sys.stderr)
+            for handler, stream in self._moved_handlers:
+                handler.setStream(stream)
         if self._step > self._first_step:
             self._print(self._summary())
             self._step = self._first_step

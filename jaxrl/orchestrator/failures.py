@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from jaxrl.types import Boundary, Failure, Rollout
 
 
@@ -16,5 +18,15 @@ def mark_failed(rollout: Rollout, boundary: Boundary, error: BaseException | str
     """
     rollout.reward = None
     if rollout.failure is None:
-        message = str(error) or repr(error)
-        rollout.failure = Failure(boundary=boundary, type=kind or type(error).__name__, message=message)
+        rollout.failure = Failure(
+            boundary=boundary, type=kind or type(error).__name__, message=str(error) or repr(error)
+        )
+
+
+def is_cancelled_by_owner() -> bool:
+    """Say whether the current task was asked to end, as opposed to awaiting something that somebody else cancelled.
+
+    Without the difference, a request that its endpoint cancelled would end a rollout silently, and its group never.
+    """
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0

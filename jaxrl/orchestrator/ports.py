@@ -59,11 +59,15 @@ class TrainerChannel(Protocol):
         """Wait for a published version above `after`; the newest one."""
         ...
 
+    def close(self) -> None:
+        """Say that no further batch will be sent."""
+        ...
+
 
 class StepMonitors(Protocol):
     """Where a step's numbers and rollouts are shown."""
 
-    def log_step(self, step: int, metrics: dict[str, float]) -> None:
+    def log_step(self, step: int, values: Mapping[str, float]) -> None:
         """Record one row of metrics; called once per step, in order."""
         ...
 
@@ -71,7 +75,11 @@ class StepMonitors(Protocol):
         """Record the rollouts that were decided in `step`; called in a worker thread."""
         ...
 
-    def progress(self, phase: str, done: int, total: int) -> None:
+    def status(self, text: str) -> None:
+        """Show what is being waited for; the empty string for nothing."""
+        ...
+
+    def progress(self, phase: str, done: float, total: float) -> None:
         """Show how far a phase is."""
         ...
 
@@ -90,7 +98,3 @@ class Evaluate(Protocol):
     async def __call__(self, step: int, version: int) -> None:
         """Measure `version` and log it under `step`."""
         ...
-
-
-JsonState = Mapping[str, Any]
-"""A JSON object that restores a component."""

@@ -1,6 +1,7 @@
 """From a `tasks` table to the task sampler of one environment.
 
-In: the config, the environment's task specs, a seed. Out: a `TaskSampler`. To add one, add its config class to `jaxrl.config.env` and a case here.
+In: the config, the environment's task specs, a seed. Out: a `TaskSampler`. To add one, add its config class to
+`jaxrl.config.env` and a case here.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What every task sampler counts: groups, groups that carried a signal, rollouts, their cost.
 
-In: the rewards and costs of one scored group at a time. Out: totals and the ratios that follow from them. A group carries a signal if its
-rewards are not all equal. Counting never influences a draw.
+In: the rewards and costs of one scored group at a time. Out: totals and the ratios that follow from them. A group
+carries a signal if its rewards are not all equal. Counting never influences a draw.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ class GroupCounters:
         """Count one group and return its rewards without the missing ones. Raises before anything is changed.
 
         Args:
-          rewards: one per rollout, at least one; None or NaN where the environment gave none, which is never counted as zero.
+          rewards: one per rollout, at least one; None or NaN where the environment gave none, which is never counted as
+          zero.
           costs: one finite number >= 0 per rollout, or None; given for every group of a run or for none.
 
         Raises:
@@ -62,7 +63,7 @@ class GroupCounters:
         return scored
 
     def metrics(self) -> dict[str, float]:
-        """Return the totals and `zero_signal_fraction`, `signal_groups_per_episode`, `signal_groups_per_cost`; what is undefined is absent."""
+        """Return the totals and the ratios that follow from them; what is undefined is absent."""
         values = {name: float(value) for name, value in asdict(self).items() if value is not None}
         if self.groups:
             values["zero_signal_fraction"] = 1.0 - self.signal_groups / self.groups
@@ -84,5 +85,5 @@ class GroupCounters:
         """
         names = {field.name for field in fields(cls)}
         if not isinstance(state, dict) or set(state) != names:
-            raise ValueError(f"a state of group counters has the keys {sorted(names)}, got {sorted(state) if isinstance(state, dict) else state!r}")
+            raise ValueError(f"a state of group counters has the keys {sorted(names)}, got {state!r}")
         return cls(**state)

@@ -1,6 +1,7 @@
 """What makes two tasks the same, and whether a saved state is of these tasks.
 
-In: task specs, any JSON values, and saved states. Out: ids, one fingerprint of a whole list, an error. Nothing here draws or counts.
+In: task specs, any JSON values, and saved states. Out: ids, one fingerprint of a whole list, an error. Nothing here
+draws or counts.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ def unique_task_ids(tasks: Sequence[TaskSpec]) -> list[str]:
     """Return the ids of a task list.
 
     Raises:
-      ValueError: the list is empty, or two tasks have one id, so that a result could not be told to belong to one of them.
+      ValueError: the list is empty, or two tasks have one id, so that a result could not be told to belong to one of
+      them.
     """
     ids = [task_id(spec) for spec in tasks]
     if not ids:

@@ -1,7 +1,7 @@
 """Tasks in the order of their list.
 
-In: a task list. Out: its tasks, first to last, and from the start again unless told to end. What the groups score is counted and
-changes no draw.
+In: a task list. Out: its tasks, first to last, and from the start again unless told to end. What the groups score is
+counted and changes no draw.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Every task once per epoch, each epoch in an order of its own: the baseline of training.
 
-In: a task list and a seed. Out: its tasks, shuffled without replacement. The order of epoch `e` depends on (seed, e) alone, so epoch and cursor
-are the whole state of the draws. What the groups score is counted and changes no draw.
+In: a task list and a seed. Out: its tasks, shuffled without replacement. The order of epoch `e` depends on (seed, e)
+alone, so epoch and cursor are the whole state of the draws. What the groups score is counted and changes no draw.
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ class UniformSampler:
         """Continue from a saved state.
 
         Raises:
-          ValueError: the state is of another kind of sampler, of other tasks or of another seed; nothing is changed then.
+          ValueError: the state is of another kind of sampler, of other tasks or of another seed; nothing is changed
+          then.
         """
         check_state(state, self._kind, positions=("epoch", "cursor"))
         if state["cursor"] >= len(self._tasks):

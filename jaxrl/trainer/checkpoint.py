@@ -1,8 +1,9 @@
 """Checkpoints: one atomic commit of the trainer's arrays and of every other part of the run, as bytes.
 
-In: a step, a pytree of arrays and named bytes. Out: `DIRECTORY/step_NNNNNN/` with `state/` (arrays, by orbax) and `parts/` (one file per part, and
-`manifest.json`), or no such directory at all: orbax writes beside it and renames at the end. A process killed at any moment leaves the
-previous checkpoint the newest complete one. It does not know what the parts mean, and never decides when to save.
+In: a step, a pytree of arrays and named bytes. Out: `DIRECTORY/step_NNNNNN/` with `state/` (arrays, by orbax) and
+`parts/` (one file per part, and `manifest.json`), or no such directory at all: orbax writes beside it and renames at
+the end. A process killed at any moment leaves the previous checkpoint the newest complete one. It does not know what
+the parts mean, and never decides when to save.
 """
 
 from __future__ import annotations
@@ -73,10 +74,23 @@ ocp.args.register_with_handler(_PartsHandler, for_save=True)(_PartsSave)
 ocp.args.register_with_handler(_PartsHandler, for_restore=True)(_PartsRestore)
 
 
-class Checkpointer:
-    """Saves, finds and restores the checkpoints of one run folder; its calls touch arrays and belong on the device thread."""
+def _orbax() -> ocp.Checkpointer:
+    """Orbax's writer and reader of one checkpoint directory; used as a context."""
+    # With replica-parallel saving orbax slices replicated arrays on the device, which compiles dozens of small programs
+    # in the first save.
+    arrays = ocp.type_handlers.create_type_handler_registry(
+        (jax.Array, ocp.type_handlers.ArrayHandler(use_replica_parallel=False))
+    )
+    state = ocp.PyTreeCheckpointHandler(type_handler_registry=arrays)
+    return ocp.Checkpointer(ocp.CompositeCheckpointHandler(**{STATE: state, PARTS: _PartsHandler()}))
 
-    def __init__(self, directory: Path, keep_last: int, mesh: Mesh, *, free: Callable[[Path], int] = free_bytes) -> None:
+
+class Checkpointer:
+    """Saves, finds and restores the checkpoints of one run folder; `save` and `restore` belong on the device thread."""
+
+    def __init__(
+        self, directory: Path, keep_last: int, mesh: Mesh, *, free: Callable[[Path], int] = free_bytes
+    ) -> None:
         """Say where checkpoints are; touches nothing.
 
         Args:
@@ -101,7 +115,9 @@ class Checkpointer:
           The step, or None if there is no complete checkpoint.
         """
         complete = self.complete_steps()
-        ignored = sorted(path.name for path in self._entries() if path.name.startswith("step_") and _complete_step(path) is None)
+        ignored = sorted(
+            path.name for path in self._entries() if path.name.startswith("step_") and _complete_step(path) is None
+        )
         chosen = complete[-1] if complete else None
         logger.info(
             "checkpoints in %s: chose %s of %s; ignored as incomplete: %s",
@@ -124,7 +140,8 @@ class Checkpointer:
           The checkpoint's directory.
 
         Raises:
-          CheckpointError: the disk is full, the directory cannot be written, or writing failed; no earlier checkpoint is lost.
+          CheckpointError: the disk is full, the directory cannot be written, or writing failed; no earlier checkpoint
+            is lost.
         """
         path = self.directory / step_name(step)
         if _complete_step(path) is not None:
@@ -137,8 +154,8 @@ class Checkpointer:
             if self._free(self.directory) < needed:
                 raise OSError("not enough space on the disk")
             manifest = _manifest(step, leaves, parts)
-            with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as writer:
-                items = {STATE: ocp.args.StandardSave(leaves), PARTS: _PartsSave({**parts, MANIFEST: manifest})}
+            with _orbax() as writer:
+                items = {STATE: ocp.args.PyTreeSave(leaves), PARTS: _PartsSave({**parts, MANIFEST: manifest})}
                 writer.save(path, args=ocp.args.Composite(**items))
         # Whatever orbax or the disk raises means the same to the caller: this commit did not happen.
         except Exception as error:
@@ -157,26 +174,38 @@ class Checkpointer:
           The state, laid out as asked, and the parts by name.
 
         Raises:
-          CheckpointError: there is no such complete checkpoint, it is damaged, or its arrays are not those of `abstract_state`.
+          CheckpointError: there is no such complete checkpoint, it is damaged, or its arrays are not those of
+            `abstract_state`.
         """
         path = self.directory / step_name(step)
         if _complete_step(path) is None:
-            raise CheckpointError(f"no complete checkpoint of step {step} in {self.directory}; complete are {self.complete_steps()}")
+            raise CheckpointError(
+                f"no complete checkpoint of step {step} in {self.directory}; complete are {self.complete_steps()}"
+            )
         targets = {
-            name: leaf if leaf.sharding is not None else jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=replicated(self._mesh))
+            name: leaf
+            if leaf.sharding is not None
+            else jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=replicated(self._mesh))
             for name, leaf in _named_leaves(abstract_state).items()
         }
         manifest = json.loads((path / PARTS / MANIFEST).read_text())
         _check_same_arrays(path, manifest["state"], targets)
         try:
-            with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as reader:
-                items = {STATE: ocp.args.StandardRestore(targets), PARTS: _PartsRestore()}
+            with _orbax() as reader:
+                arrays = ocp.args.PyTreeRestore(
+                    targets, restore_args=ocp.checkpoint_utils.construct_restore_args(targets)
+                )
+                items = {STATE: arrays, PARTS: _PartsRestore()}
                 restored = reader.restore(path, args=ocp.args.Composite(**items))
         except Exception as error:
-            raise CheckpointError(f"checkpoint {path} cannot be read ({error}); choose another of {self.complete_steps()}") from error
+            raise CheckpointError(
+                f"checkpoint {path} cannot be read ({error}); choose another of {self.complete_steps()}"
+            ) from error
         for name, expected in manifest["parts"].items():
             if _digest(restored[PARTS][name]) != expected["sha256"]:
-                raise CheckpointError(f"part {name!r} of checkpoint {path} is damaged; choose another of {self.complete_steps()}")
+                raise CheckpointError(
+                    f"part {name!r} of checkpoint {path} is damaged; choose another of {self.complete_steps()}"
+                )
         logger.info("restored %s", path)
         treedef = jax.tree.structure(abstract_state)
         return jax.tree.unflatten(treedef, [restored[STATE][name] for name in targets]), dict(restored[PARTS])
@@ -185,7 +214,7 @@ class Checkpointer:
         return list(self.directory.iterdir()) if self.directory.is_dir() else []
 
     def _remove_incomplete(self) -> None:
-        """Delete what a killed save or deletion left behind; a run folder has one writer, so nothing here is still being written."""
+        """Delete what a killed save or deletion left behind; a run folder has one writer, so nobody is still at it."""
         for path in self._entries():
             if path.name.startswith("step_") and _complete_step(path) is None:
                 shutil.rmtree(path)
@@ -202,10 +231,15 @@ class Checkpointer:
     def _failure(self, path: Path, needed: int, error: Exception) -> str:
         existing = next(parent for parent in (self.directory, *self.directory.parents) if parent.is_dir())
         complete = self.complete_steps()
-        kept = f"{step_name(complete[-1])} is still the newest complete checkpoint" if complete else "no earlier checkpoint existed"
+        kept = (
+            f"{step_name(complete[-1])} is still the newest complete checkpoint"
+            if complete
+            else "no earlier checkpoint existed"
+        )
         return (
-            f"checkpoint {path.name} could not be written into {self.directory}: {error}; {needed} bytes needed, {self._free(existing)} "
-            f"free. Nothing was lost: the state is still in memory and {kept}. Free some space or make the directory writable"
+            f"checkpoint {path.name} could not be written into {self.directory}: {error}; {needed} bytes needed, "
+            f"{self._free(existing)} free. Nothing was lost: the state is still in memory and {kept}. "
+            "Free some space or make the directory writable"
         )
 
 
@@ -216,7 +250,9 @@ def _complete_step(path: Path) -> int | None:
         return None
     try:
         parts = json.loads((path / PARTS / MANIFEST).read_text())["parts"]
-        is_whole = (path / STATE).is_dir() and all((path / PARTS / name).stat().st_size == part["bytes"] for name, part in parts.items())
+        is_whole = (path / STATE).is_dir() and all(
+            (path / PARTS / name).stat().st_size == part["bytes"] for name, part in parts.items()
+        )
     except (OSError, ValueError, KeyError):
         return None
     return int(match[1]) if is_whole else None
@@ -247,6 +283,7 @@ def _check_same_arrays(path: Path, saved: Mapping[str, Any], targets: Mapping[st
     if differing:
         name = differing[0]
         raise CheckpointError(
-            f"checkpoint {path} is of another model, optimizer or `trainer.param_dtype`: {len(differing)} arrays differ, the first is "
-            f"{name!r}: saved {saved.get(name, 'nothing')}, this run has {wanted.get(name, 'nothing')}"
+            f"checkpoint {path} is of another model, optimizer or `trainer.param_dtype`: {len(differing)} arrays "
+            f"differ, the first is {name!r}: saved {saved.get(name, 'nothing')}, this run has "
+            f"{wanted.get(name, 'nothing')}"
         )

@@ -1,7 +1,8 @@
 """How many programs XLA has compiled in this process since counting began.
 
-In: the compiler's own event stream (`jax.monitoring`). Out: one number, the metric `compile/count`. After warm-up it must not move: a new shape
-costs seconds on CPU and minutes on an accelerator. It does not say which program was compiled; `jax.log_compiles` does.
+In: the compiler's own event stream (`jax.monitoring`). Out: one number, the metric `compile/count`. After warm-up it
+must not move: a new shape costs seconds on CPU and minutes on an accelerator. It does not say which program was
+compiled; `jax.log_compiles` does.
 """
 
 from __future__ import annotations

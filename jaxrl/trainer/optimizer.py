@@ -1,8 +1,8 @@
 """The learning-rate schedules, and AdamW with global-norm clipping.
 
-In: `OptimizerConfig` and the length of the run. Out: a schedule (number of updates made so far -> learning rate) and an optax transformation
-that gives a descent direction *before* the learning rate, so that a step can report the rate it used and a skipped step can keep it.
-It does not decide whether an update is made: `trainer.step` does.
+In: `OptimizerConfig` and the length of the run. Out: a schedule (number of updates made so far -> learning rate) and an
+optax transformation that gives a descent direction *before* the learning rate, so that a step can report the rate it
+used and a skipped step can keep it. It does not decide whether an update is made: `trainer.step` does.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ WARMUP_START_FRAC = 1e-8
 def build_schedule(config: OptimizerConfig, max_steps: int) -> optax.Schedule:
     """Build the learning-rate schedule of a run.
 
-    Step k (1-based) uses `schedule(k - 1)` as long as no step was skipped; the argument is the number of updates made so far.
+    Step k (1-based) uses `schedule(k - 1)` as long as no step was skipped; the argument is the number of updates made
+    so far.
 
     Args:
       config: peak rate and shape of the schedule.
@@ -46,7 +47,7 @@ def build_schedule(config: OptimizerConfig, max_steps: int) -> optax.Schedule:
 
 
 def _ramp(start: float, end: float, num_steps: int) -> optax.Schedule:
-    """A straight line that is exact at both ends in float32, also when one of them is tiny (`optax.linear_schedule` gives 0.0 there)."""
+    """A straight line, exact at both ends in float32 also when one is tiny: `optax.linear_schedule` gives 0.0 there."""
 
     def schedule(count: jax.Array) -> jax.Array:
         frac = jnp.clip(count / num_steps, 0.0, 1.0)
@@ -69,8 +70,11 @@ def _linear(lr: float, shape: LinearScheduleConfig, max_steps: int) -> optax.Sch
         schedules.insert(0, _ramp(floor, lr, shape.warmup_steps))
         boundaries.append(shape.warmup_steps)
     if shape.decay_steps:
-        # One step of decay has no slope: it uses the floor at once. Otherwise the first decay step is at the peak and the last at the floor.
-        schedules.append(_ramp(lr, floor, shape.decay_steps - 1) if shape.decay_steps > 1 else optax.constant_schedule(floor))
+        # One step of decay has no slope: it uses the floor at once. Otherwise the first decay step is at the peak and
+        # the last at the floor.
+        schedules.append(
+            _ramp(lr, floor, shape.decay_steps - 1) if shape.decay_steps > 1 else optax.constant_schedule(floor)
+        )
         boundaries.append(max_steps - shape.decay_steps)
     return optax.join_schedules(schedules, boundaries)
 
@@ -88,15 +92,16 @@ def decay_mask(params: optax.Params) -> optax.Params:
     """Say which parameters are decayed: matrices, but no biases and no norm scales.
 
     Args:
-      params: a parameter tree; leaves under its top-level key `layers` are stacked, so their first dimension is not counted.
+      params: a parameter tree; leaves under its top-level key `layers` are stacked, so their first dimension is not
+        counted.
 
     Returns:
       A tree of bool of the same structure.
 
     Example:
       >>> import jax.numpy as jnp
-      >>> decay_mask({"layers": {"norm": {"scale": jnp.ones((2, 4))}, "kernel": jnp.ones((2, 4, 4))}, "head": jnp.ones((8, 4))})
-      {'head': True, 'layers': {'kernel': True, 'norm': {'scale': False}}}
+      >>> decay_mask({"layers": {"norm": jnp.ones((2, 4)), "kernel": jnp.ones((2, 4, 4))}, "head": jnp.ones((8, 4))})
+      {'head': True, 'layers': {'kernel': True, 'norm': False}}
     """
 
     def is_matrix(path: tuple[jax.tree_util.DictKey, ...], leaf: jax.Array) -> bool:
@@ -108,8 +113,8 @@ def decay_mask(params: optax.Params) -> optax.Params:
 def build_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
     """Build AdamW with clipping, without the learning rate.
 
-    Gradients are scaled down to a global norm of `max_grad_norm`; `update` returns `m / (sqrt(v) + eps) + weight_decay * p` (bias-corrected
-    moments, decay on matrices only). The new parameters are `p - lr * update`.
+    Gradients are scaled down to a global norm of `max_grad_norm`; `update` returns `m / (sqrt(v) + eps) + weight_decay
+    * p` (bias-corrected moments, decay on matrices only). The new parameters are `p - lr * update`.
 
     Args:
       config: clipping, moments and weight decay.

@@ -1,7 +1,8 @@
 """What the trainer keeps between steps, and what it adds up within one.
 
-`TrainState` is everything that a checkpoint of the trainer holds; `Accumulator` lives for one step. Both are pytrees of arrays that go in and out of
-the programs of `trainer.step` and are donated to them. Neither holds a schedule, a model or a configuration.
+`TrainState` is everything that a checkpoint of the trainer holds; `Accumulator` lives for one step. Both are pytrees of
+arrays that go in and out of the programs of `trainer.step` and are donated to them. Neither holds a schedule, a model
+or a configuration.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ class Accumulator:
     """Sums over the micro-batches of one step."""
 
     grads: Params
-    """float32, gradient of the objective so far; every micro-batch's share is divided by the counts of the whole step."""
+    """float32, gradient of the objective so far; every micro-batch's share is divided by the counts of the whole
+    step."""
     metrics: MetricSums
     """Metrics so far, as sums that are divided once, at the end of the step."""

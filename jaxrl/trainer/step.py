@@ -1,19 +1,21 @@
 """The update as a handful of compiled programs over a mesh: count, accumulate, apply.
 
-In: a `Model`, the configuration and a mesh; then dense micro-batch arrays. Out: `StepPrograms`. Every program is one `jax.jit` with explicit
-shardings, compiled once: the number of micro-batches and the streams that a batch carries never change a program. Communication of a step: one
-all-reduce of the member counts, the gradient's per micro-batch, the norm's in `apply`. It never decides when to run: `trainer.loop` does.
+In: a `Model`, the configuration and a mesh; then dense micro-batch arrays. Out: `StepPrograms`. Every program is one
+`jax.jit` with explicit shardings, compiled once: the number of micro-batches and the streams that a batch carries never
+change a program. Communication of a step: one all-reduce of the member counts, the gradient's per micro-batch, the
+norm's in `apply`. It never decides when to run: `trainer.loop` does.
 
-A step without an update leaves parameters, moments and learning rate exactly as they were, and still counts as a step. There are two
-kinds: *skipped*, when the gradient's norm is not finite, and *empty*, when no token is a member of any component (the gradient is exactly
-zero then, and weight decay and momentum alone would move the policy without any data).
+A step without an update leaves parameters, moments and learning rate exactly as they were, and still counts as a step.
+There are two kinds: *skipped*, when the gradient's norm is not finite, and *empty*, when no token is a member of any
+component (the gradient is exactly zero then, and weight decay and momentum alone would move the policy without any
+data).
 
 Shape letters: B rows of all shards, T positions.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import math
 from collections.abc import Callable, Mapping
 
@@ -22,7 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxrl.config.trainer import COUNT_AXES, TrainerConfig
 from jaxrl.losses import MetricSums, finish_metrics, has_context, loss_and_sums, merge_metrics, token_scores
@@ -49,7 +51,7 @@ ARRAY_DTYPES: Mapping[str, type] = {
 
 
 def densify(micro_batch: MicroBatch) -> dict[str, np.ndarray]:
-    """Fill the streams that a micro-batch does not carry, so that every micro-batch looks the same to the compiled program.
+    """Fill the streams that a micro-batch does not carry, so that all micro-batches look alike to a compiled program.
 
     An absent stream holds its identity on real tokens (`rl_weights` 1.0, others 0.0) and 0.0 on padding.
 
@@ -73,10 +75,12 @@ def build_psum_denominators(mesh: Mesh) -> Callable[[jax.Array], jax.Array]:
     """Build the one program that adds up member counts.
 
     Args:
-      mesh: counts are summed over those of its axes that split tokens (`COUNT_AXES`), never over tensor, whose devices see the same tokens.
+      mesh: counts are summed over those of its axes that split tokens (`COUNT_AXES`), never over tensor, whose devices
+        see the same tokens.
 
     Returns:
-      A jitted function from [shards, 3] int32, one row per shard, to [3] float32, each at least 1; replicated. It is exactly one all-reduce.
+      A jitted function from [shards, 3] int32, one row per shard, to [3] float32, each at least 1; replicated. It is
+      exactly one all-reduce.
     """
     axes = tuple(axis for axis in COUNT_AXES if axis in mesh.axis_names)
     num_shards = math.prod(mesh.shape[axis] for axis in axes)
@@ -91,14 +95,14 @@ def build_psum_denominators(mesh: Mesh) -> Callable[[jax.Array], jax.Array]:
         chex.assert_type(counts, jnp.int32)
         return add_up(counts)
 
-    return jax.jit(psum_denominators)
+    return jax.jit(psum_denominators, in_shardings=NamedSharding(mesh, PartitionSpec(axes)))
 
 
 class StepPrograms:
     """The compiled programs of one trainer; build with `build_programs`.
 
-    Every method that takes a state or an accumulator and returns a new one takes ownership of the old: its buffers are donated or freed, and
-    using them again raises. All methods are JAX calls and belong on the device thread.
+    Every method that takes a state or an accumulator and returns a new one takes ownership of the old: its buffers are
+    donated or freed, and using them again raises. All methods are JAX calls and belong on the device thread.
     """
 
     def __init__(self, model: Model, config: TrainerConfig, mesh: Mesh, max_steps: int) -> None:
@@ -106,43 +110,55 @@ class StepPrograms:
         self.model = model
         self.config = config
         self.mesh = mesh
-        self.rows = config.rows * config.mesh.row_shards
-        """Rows of a micro-batch, all shards together."""
         self._optimizer = build_optimizer(config.optimizer)
         self._schedule = build_schedule(config.optimizer, max_steps)
-        self._replicated = replicated(mesh)
 
         params = _abstract(model.abstract_params(config.param_dtype), mesh)
-        self._param_shardings = jax.tree.map(lambda leaf: leaf.sharding, params)
-        self.abstract_state = _abstract(jax.eval_shape(self._new_state, params), mesh)
+        self.abstract_state: TrainState = _abstract(jax.eval_shape(self._new_state, params), mesh)
         """Shape, dtype and sharding of every leaf of the state: what a checkpoint is restored into."""
+        rows = config.rows * config.mesh.row_shards
         batch = batch_sharding(mesh)
-        arrays = {name: jax.ShapeDtypeStruct((self.rows, config.row_length), dtype, sharding=batch) for name, dtype in ARRAY_DTYPES.items()}
-        denominators = jax.ShapeDtypeStruct((len(COMPONENTS),), jnp.float32, sharding=self._replicated)
+        arrays = {
+            name: jax.ShapeDtypeStruct((rows, config.row_length), dtype, sharding=batch)
+            for name, dtype in ARRAY_DTYPES.items()
+        }
+        counts = jax.ShapeDtypeStruct((config.mesh.row_shards, len(COMPONENTS)), jnp.int32)
+        denominators = jax.ShapeDtypeStruct((len(COMPONENTS),), jnp.float32, sharding=replicated(mesh))
         metrics = jax.eval_shape(self._loss, params, arrays, denominators)[1][0]
-        accumulator = Accumulator(jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.float32), params), metrics)
-        accumulator = Accumulator(_abstract(accumulator.grads, mesh), _abstract(accumulator.metrics, mesh))
-        self._signatures = {"grad_step": (params, accumulator, arrays, denominators), "apply": (self.abstract_state, accumulator)}
+        grads = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.float32), params)
+        accumulator = Accumulator(_abstract(grads, mesh), _abstract(metrics, mesh))
+        self._abstract_accumulator = accumulator
 
-        state_shardings, sums_shardings = (jax.tree.map(lambda leaf: leaf.sharding, tree) for tree in (self.abstract_state, accumulator))
-        self._init_program = jax.jit(self._new_state, out_shardings=state_shardings, donate_argnums=0)
-        self._zero_program = jax.jit(
-            lambda: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), accumulator), out_shardings=sums_shardings
-        )
-        self._psum_program = build_psum_denominators(mesh)
-        self._grad_program = jax.jit(
-            self._accumulate,
-            in_shardings=(self._param_shardings, sums_shardings, dict.fromkeys(arrays, batch), self._replicated),
-            out_shardings=(sums_shardings, batch),
-            donate_argnums=1,
-        )
-        # The accumulator is not donated: no output has its shape to spare. `apply` frees it instead.
-        self._apply_program = jax.jit(
-            self._update,
-            in_shardings=(state_shardings, sums_shardings),
-            out_shardings=(state_shardings, self._replicated),
-            donate_argnums=0,
-        )
+        state_shardings, sums_shardings = _shardings(self.abstract_state), _shardings(accumulator)
+        jitted = {
+            "zero_accumulator": jax.jit(self._zeros, out_shardings=sums_shardings),
+            "psum_denominators": build_psum_denominators(mesh),
+            "grad_step": jax.jit(self._accumulate, out_shardings=(sums_shardings, batch), donate_argnums=1),
+            # The accumulator is not donated: no output could take its memory. `apply` frees it instead.
+            "apply": jax.jit(self._update, out_shardings=(state_shardings, replicated(mesh)), donate_argnums=0),
+        }
+        inputs = {
+            "zero_accumulator": (),
+            "psum_denominators": (counts,),
+            "grad_step": (params, accumulator, arrays, denominators),
+            "apply": (self.abstract_state, accumulator),
+        }
+        self._lowerings = {name: functools.partial(jitted[name].lower, *inputs[name]) for name in jitted}
+        self._compiled: dict[str, jax.stages.Compiled] = {}
+
+    def program(self, name: str) -> jax.stages.Compiled:
+        """Return one of the compiled programs, by the name of its method; `as_text()` and `memory_analysis()` tell of it.
+
+        Compiled ahead of time, for the configured shapes and no others: a wrong shape is an error, never a recompilation.
+        """
+        if name not in self._compiled:
+            self._compiled[name] = self._lowerings[name]().compile()
+        return self._compiled[name]
+
+    def compile(self) -> None:
+        """Compile every program that is not compiled yet; a step compiles nothing afterwards."""
+        for name in self._lowerings:
+            self.program(name)
 
     def init_state(self, params: Params) -> TrainState:
         """Start a run from parameters, with fresh moments.
@@ -153,14 +169,17 @@ class StepPrograms:
         Returns:
           The state at step 0, laid out over the mesh.
         """
-        dtype = jnp.dtype(self.config.param_dtype)
-        chex.assert_trees_all_equal_structs(params, self._param_shardings)
-        return self._init_program(jax.device_put(jax.tree.map(lambda leaf: leaf.astype(dtype), params), self._param_shardings))
+        chex.assert_trees_all_equal_structs(params, self.abstract_state.params)
+        chex.assert_trees_all_equal_shapes(params, self.abstract_state.params)
+        shardings = _shardings(self.abstract_state)
+        params = jax.tree.map(lambda leaf: leaf.astype(self.config.param_dtype), params)
+        start = jax.jit(self._new_state, out_shardings=shardings, donate_argnums=0)
+        return start(jax.device_put(params, shardings.params))
 
     def zero_accumulator(self, state: TrainState) -> Accumulator:
         """Return the sums of no micro-batch at all, for a step from `state`."""
         del state
-        return self._zero_program()
+        return self.program("zero_accumulator")()
 
     def psum_denominators(self, counts: np.ndarray) -> jax.Array:
         """Add up the member counts of all shards.
@@ -171,7 +190,8 @@ class StepPrograms:
         Returns:
           [3] float32, each at least 1, on every device.
         """
-        return self._psum_program(counts)
+        chex.assert_shape(counts, (self.config.mesh.row_shards, len(COMPONENTS)))
+        return self.program("psum_denominators")(counts)
 
     def grad_step(
         self, state: TrainState, accumulator: Accumulator, arrays: Arrays, denominators: jax.Array
@@ -185,10 +205,12 @@ class StepPrograms:
           denominators: [3] float32 from `psum_denominators`.
 
         Returns:
-          The new sums, and [B, T] float32 logprobs under `state` at the sampling temperatures (0.0 on tokens without context).
+          The new sums, and [B, T] float32 logprobs under `state` at the sampling temperatures (0.0 on tokens without
+          context).
         """
-        chex.assert_shape(list(arrays.values()), (None, self.config.row_length))
-        return self._grad_program(state.params, accumulator, dict(arrays), denominators)
+        rows = self.config.rows * self.config.mesh.row_shards
+        chex.assert_shape(list(arrays.values()), (rows, self.config.row_length))
+        return self.program("grad_step")(state.params, accumulator, dict(arrays), denominators)
 
     def apply(self, state: TrainState, accumulator: Accumulator) -> tuple[TrainState, dict[str, jax.Array]]:
         """Make the update of a step, or leave everything but the counters as it was (see the module).
@@ -198,38 +220,17 @@ class StepPrograms:
           accumulator: sums of all micro-batches of the step; consumed.
 
         Returns:
-          The state after the step, and float32 scalars by metric name: those of the losses, `optim/grad_norm` (before clipping),
-          `optim/lr` (the rate that this step used), and `optim/skipped_steps` and `optim/empty_steps` of the whole run so far.
+          The state after the step, and float32 scalars by metric name: those of the losses, `optim/grad_norm` (before
+          clipping), `optim/lr` (the rate that this step used), and `optim/skipped_steps` and `optim/empty_steps` of the
+          whole run so far.
         """
-        state, metrics = self._apply_program(state, accumulator)
+        state, metrics = self.program("apply")(state, accumulator)
         for leaf in jax.tree.leaves(accumulator):
             leaf.delete()
         return state, metrics
 
-    def warm_up(self, state: TrainState) -> TrainState:
-        """Compile every program by running one empty step, which changes nothing but counters, and restore those.
-
-        Args:
-          state: consumed.
-
-        Returns:
-          The same state, bit for bit.
-        """
-        counters = jax.device_get({name: getattr(state, name) for name in ("step", "num_skipped", "num_empty")})
-        counts = np.zeros((self.config.mesh.row_shards, len(COMPONENTS)), np.int32)
-        blank = {name: np.zeros((self.rows, self.config.row_length), dtype) for name, dtype in ARRAY_DTYPES.items()}
-        accumulator = self.zero_accumulator(state)
-        denominators = self.psum_denominators(counts)
-        for _ in range(2):
-            accumulator, _ = self.grad_step(state, accumulator, blank, denominators)
-        state, metrics = self.apply(state, accumulator)
-        jax.block_until_ready(metrics)
-        return dataclasses.replace(state, **jax.device_put(counters, self._replicated))
-
-    def lower(self, name: str) -> jax.stages.Lowered:
-        """Lower `grad_step` or `apply` for the configured shapes without running it, to read its HLO or its memory."""
-        program = {"grad_step": self._grad_program, "apply": self._apply_program}[name]
-        return program.lower(*self._signatures[name])
+    def _zeros(self) -> Accumulator:
+        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), self._abstract_accumulator)
 
     def _new_state(self, params: Params) -> TrainState:
         # Three separate zeros: one shared buffer could not be donated three times.
@@ -249,7 +250,8 @@ class StepPrograms:
             compute_dtype=jnp.dtype(self.config.compute_dtype),
             remat=self.config.remat,
         )
-        # A temperature counts only where a token was sampled or is compared with its sampler; anything else there must not reach a gradient.
+        # A temperature counts only where a token was sampled or is compared with its sampler; anything else there must
+        # not reach a gradient.
         is_tempered = has_context(segment_ids) & (arrays["loss_mask"] | (arrays["ref_kl_weights"] != 0))
         scores = token_scores(
             hidden,
@@ -259,7 +261,11 @@ class StepPrograms:
             jnp.where(is_tempered, arrays["temperatures"], 1.0),
             chunk_tokens=self.config.head_chunk_tokens,
         )
-        scored = {"trainer_logprobs": scores.logprobs, "trainer_logprobs_raw": scores.logprobs_raw, "entropy": scores.entropy}
+        scored = {
+            "trainer_logprobs": scores.logprobs,
+            "trainer_logprobs_raw": scores.logprobs_raw,
+            "entropy": scores.entropy,
+        }
         total, sums = loss_and_sums({**arrays, **scored}, denominators, self.config.loss)
         return total, (sums, scores.logprobs)
 
@@ -321,5 +327,11 @@ def build_programs(model: Model, config: TrainerConfig, mesh: Mesh, max_steps: i
 def _abstract(tree: chex.ArrayTree, mesh: Mesh) -> chex.ArrayTree:
     """The tree's shapes and dtypes, with the sharding of every leaf."""
     return jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), tree, param_shardings(mesh, tree)
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        tree,
+        param_shardings(mesh, tree),
     )
+
+
+def _shardings(tree: chex.ArrayTree) -> chex.ArrayTree:
+    return jax.tree.map(lambda leaf: leaf.sharding, tree)

@@ -1,7 +1,8 @@
 """Turns the structs of `types.sample` into bytes and back, for transports that leave the process.
 
-In and out: MessagePack maps keyed by field name, an absent stream leaving no byte behind. A numpy array is one extension value: dtype, shape,
-and its raw little-endian bytes. Never pickles: what arrives can only become numbers, text and the named struct.
+In and out: MessagePack maps keyed by field name, an absent stream leaving no byte behind. A numpy array is one
+extension value: dtype, shape, and its raw little-endian bytes. Never pickles: what arrives can only become numbers,
+text and the named struct.
 """
 
 from __future__ import annotations
@@ -57,13 +58,15 @@ def decode(type: type[T], data: bytes) -> T:
       The struct; its arrays own their memory and may be written to.
 
     Raises:
-      ValueError: the bytes are cut short, are not MessagePack, hold an array whose size does not fit its shape, or are another struct.
+      ValueError: the bytes are cut short, are not MessagePack, hold an array whose size does not fit its shape, or are
+        another struct.
     """
     try:
         return msgspec.msgpack.decode(data, type=type, ext_hook=_decode_extension, dec_hook=_accept_array)
     except (msgspec.DecodeError, ValueError, TypeError, IndexError) as error:
         raise ValueError(
-            f"{len(data)} bytes are not a whole `{type.__name__}`: {error}; the sender speaks another format, or the bytes were cut short"
+            f"{len(data)} bytes are not a whole `{type.__name__}`: {error}; the sender speaks another format, or the "
+            "bytes were cut short"
         ) from error
 
 
@@ -84,7 +87,9 @@ def _decode_extension(code: int, data: memoryview) -> np.ndarray:
     dtype = np.dtype(header.dtype)
     num_bytes = math.prod(header.shape) * dtype.itemsize
     if dtype.kind not in "biuf" or num_bytes != len(data) - start:
-        raise ValueError(f"{len(data) - start} bytes are not an array of dtype {header.dtype!r} and shape {header.shape}")
+        raise ValueError(
+            f"{len(data) - start} bytes are not an array of dtype {header.dtype!r} and shape {header.shape}"
+        )
     return np.frombuffer(data[start:], dtype).reshape(header.shape).copy()
 
 

@@ -1,7 +1,8 @@
 """The channel between the two arms when they share a process: train batches one way, reports and versions the other.
 
-The asyncio side (the orchestrator) awaits; the trainer side (a thread) blocks. Every wait has a deadline and says who waits for what. Batches
-pass by reference: nothing is copied or encoded, so a sender must not write to a batch that it has sent.
+The asyncio side (the orchestrator) awaits; the trainer side (a thread) blocks. Every wait has a deadline and says who
+waits for what. Batches pass by reference: nothing is copied or encoded, so a sender must not write to a batch that it
+has sent.
 
 | who | waits in | for | unblocked by |
 |---|---|---|---|
@@ -37,7 +38,8 @@ class InProcessChannel:
         if capacity < 1:
             raise ValueError(f"`capacity`={capacity!r} must be at least 1")
         self._capacity = capacity
-        # Invariant: every field below is read and written under this condition's lock, which is never held across a wait of the event loop.
+        # Invariant: every field below is read and written under this condition's lock, which is never held across a
+        # wait of the event loop.
         self._changed = threading.Condition()
         self._batches: deque[TrainBatch] = deque()
         self._reports: deque[StepReport] = deque()
@@ -68,7 +70,9 @@ class InProcessChannel:
 
         def put() -> bool | None:
             if self._is_closed:
-                raise RunFailedError(f"the batch of step {batch.step} cannot be sent: the channel to the trainer is closed")
+                raise RunFailedError(
+                    f"the batch of step {batch.step} cannot be sent: the channel to the trainer is closed"
+                )
             if len(self._batches) >= self._capacity:
                 return None
             self._batches.append(batch)
@@ -140,7 +144,8 @@ class InProcessChannel:
         """
         with self._changed:
             self._changed.wait_for(
-                lambda: self._failure is not None or self._batches or self._is_closed, min(timeout_s, threading.TIMEOUT_MAX)
+                lambda: self._failure is not None or self._batches or self._is_closed,
+                min(timeout_s, threading.TIMEOUT_MAX),
             )
             if self._failure is not None:
                 raise self._failure
@@ -150,7 +155,9 @@ class InProcessChannel:
                 return batch
             if self._is_closed:
                 return None
-            raise DeadlineError(f"the trainer waited {timeout_s:g} s for a train batch from the orchestrator; {self._state()}")
+            raise DeadlineError(
+                f"the trainer waited {timeout_s:g} s for a train batch from the orchestrator; {self._state()}"
+            )
 
     def report(self, report: StepReport) -> None:
         """Hand a step's report to the orchestrator; never blocks."""
@@ -222,13 +229,15 @@ class InProcessChannel:
 
     def _check_more_to_come(self, what: str) -> None:
         if self._is_closed and self._num_outstanding <= 0:
-            raise RunFailedError(f"no further {what} will come: the channel to the trainer is closed and every batch was reported")
+            raise RunFailedError(
+                f"no further {what} will come: the channel to the trainer is closed and every batch was reported"
+            )
 
     def _state(self) -> str:
         version = "no version announced" if self._newest_version is None else f"newest version {self._newest_version}"
         return (
-            f"{len(self._batches)} of {self._capacity} batches queued, {self._num_outstanding} sent and not reported, {version}; "
-            "look at the other side's log, or raise the deadline"
+            f"{len(self._batches)} of {self._capacity} batches queued, {self._num_outstanding} sent and not reported, "
+            f"{version}; look at the other side's log, or raise the deadline"
         )
 
 

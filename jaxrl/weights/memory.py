@@ -7,7 +7,6 @@ version; that is the channel's work.
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -20,6 +19,8 @@ from jaxrl.models.spec import ModelSpec
 
 MAX_VERSIONS = 2
 """Versions kept: the one being served and the one that replaces it."""
+
+_copy_for_engine = jax.jit(to_decode_params, static_argnums=(1, 2))
 
 
 class WeightStore:
@@ -34,7 +35,8 @@ class WeightStore:
           device: where the copies live; the first local device if None.
         """
         self._device = device or jax.local_devices()[0]
-        self._to_decode_params = jax.jit(functools.partial(to_decode_params, spec=model_spec, dtype=dtype))
+        self._model_spec = model_spec
+        self._dtype = dtype
         self._versions: dict[int, DecodeParams] = {}
         self._lock = threading.Lock()
 
@@ -58,7 +60,7 @@ class WeightStore:
         if newest is not None and version <= newest:
             raise EngineError(f"version {version} was published after version {newest}; versions only grow")
         # Parameters sharded over a mesh are gathered here; on one device the second step moves nothing.
-        decode_params = jax.device_put(self._to_decode_params(params), self._device)
+        decode_params = jax.device_put(_copy_for_engine(params, self._model_spec, self._dtype), self._device)
         with self._lock:
             self._versions[version] = decode_params
             for old in list(self._versions)[:-MAX_VERSIONS]:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 
 from jaxrl.batching import rollout_to_samples, trainable_branches
 from jaxrl.errors import SampleError
-from jaxrl.types import Node, Rollout, TrainingSample
+from jaxrl.types import OPTIONAL_STREAMS, Node, Rollout, TrainingSample
 from tests.builders import make_node, make_rollout
 
 
@@ -34,7 +34,7 @@ def test_a_two_turn_chat_becomes_one_sample_with_every_stream_in_place():
     assert (sample.token_ids.dtype, sample.loss_mask.dtype) == (np.int32, np.bool_)
     assert (sample.inference_logprobs.dtype, sample.temperatures.dtype) == (np.float32, np.float32)
     assert sample.env_name == "toy"
-    assert sample.advantages is sample.rl_weights is sample.ce_weights is sample.ref_kl_weights is sample.ref_logprobs is None
+    assert [getattr(sample, name) for name in OPTIONAL_STREAMS] == [None] * 5
 
 
 def test_a_sampled_node_shared_by_two_branches_is_trained_in_the_first_and_context_in_the_second():
@@ -56,7 +56,11 @@ def test_a_sampled_node_shared_by_two_branches_is_trained_in_the_first_and_conte
 
 def test_a_branch_that_ends_in_an_unanswered_message_still_trains_its_replies_once():
     rollout = graph(
-        make_node(None, [1]), make_node(0, [2], num_sampled=1), make_node(1, [3]), make_node(1, [4]), make_node(None, [9])
+        make_node(None, [1]),
+        make_node(0, [2], num_sampled=1),
+        make_node(1, [3]),
+        make_node(1, [4]),
+        make_node(None, [9]),
     )
     (sample,) = rollout_to_samples(rollout)
     assert sample.token_ids.tolist() == [1, 2, 3]

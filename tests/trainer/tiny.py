@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +11,8 @@ import numpy as np
 
 from jaxrl.batching import pack
 from jaxrl.config.trainer import TrainerConfig
-from jaxrl.models import ModelSpec, build_mesh, build_model, init_params
+from jaxrl.models import ModelSpec, build_mesh, build_model
+from jaxrl.models.transformer import Params
 from jaxrl.trainer.state import Accumulator, TrainState
 from jaxrl.trainer.step import StepPrograms, build_programs, densify
 from jaxrl.types import TrainBatch, TrainingSample
@@ -46,18 +48,33 @@ def make_config(**fields: Any) -> TrainerConfig:
     return TrainerConfig(**(defaults | fields))
 
 
+@functools.cache
 def make_programs(config: TrainerConfig, max_steps: int = 100) -> StepPrograms:
-    """Programs of the tiny model on the first devices of the configured mesh."""
+    """Programs of the tiny model on the first devices of the configured mesh; kept, because compiling takes seconds."""
     mesh = build_mesh(config.mesh, jax.devices()[: config.mesh.num_devices])
     return build_programs(build_model(SPEC, mesh), config, mesh, max_steps)
 
 
-def make_state(programs: StepPrograms, seed: int = 0) -> TrainState:
-    """A fresh state whose weights depend on the seed only."""
-    return programs.init_state(init_params(programs.model, jax.random.key(seed)))
+@functools.cache
+def make_params() -> Params:
+    """Initial weights in numpy, the same every time and for every mesh."""
+    rng = np.random.default_rng(0)
+
+    def draw(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> np.ndarray:
+        is_norm = path[-1].key == "scale"
+        return np.ones(leaf.shape, np.float32) if is_norm else rng.normal(0, 0.1, leaf.shape).astype(np.float32)
+
+    return jax.tree_util.tree_map_with_path(draw, build_model(SPEC).abstract_params("float32"))
 
 
-def make_sample(seed: int, length: int, *, num_prompt: int = 2, streams: Sequence[str] = ("advantages",)) -> TrainingSample:
+def make_state(programs: StepPrograms) -> TrainState:
+    """A fresh state with the same weights every time."""
+    return programs.init_state(make_params())
+
+
+def make_sample(
+    seed: int, length: int, *, num_prompt: int = 2, streams: Sequence[str] = ("advantages",)
+) -> TrainingSample:
     """A random sample whose tokens after the prompt were sampled."""
     rng = np.random.default_rng(seed)
     loss_mask = np.arange(length) >= num_prompt

@@ -22,7 +22,9 @@ def build_algorithm(config: AlgorithmConfig, policy_pool: ScoringPool) -> Algori
       A fresh instance: environments never share one.
     """
     algorithm_class = ALGORITHM_CLASSES[config.type]
-    assert algorithm_class.action_loss_type == config.action_loss_type, f"{config.type}: config and class name different losses"
+    assert algorithm_class.action_loss_type == config.action_loss_type, (
+        f"{config.type}: config and class name different losses"
+    )
     return algorithm_class(config, policy_pool)
 
 

@@ -63,7 +63,9 @@ def group_mean_advantages(rewards_G: Sequence[float] | np.ndarray) -> np.ndarray
     if rewards.ndim != 1:
         raise ValueError(f"expected one reward per rollout, shape [G], got shape {rewards.shape}")
     if not np.isfinite(rewards).all():
-        raise ValueError(f"a reward is not finite: {rewards.tolist()}; leave rollouts without a reward out of the group")
+        raise ValueError(
+            f"a reward is not finite: {rewards.tolist()}; leave rollouts without a reward out of the group"
+        )
     if rewards_are_equal(rewards):
         return np.zeros(rewards.shape, np.float32)
     return (rewards - rewards.mean()).astype(np.float32)

@@ -34,7 +34,9 @@ class Algorithm:
         super().__init_subclass__(**kwargs)
         overridden = [name for name in DRIVERS if name in cls.__dict__]
         if overridden:
-            raise TypeError(f"`{cls.__name__}.{overridden[0]}` overrides a driver; override `score_rollout` or `score_group` instead")
+            raise TypeError(
+                f"`{cls.__name__}.{overridden[0]}` overrides a driver; override `score_rollout` or `score_group` instead"
+            )
 
     def __init__(self, config: AlgorithmConfig, policy_pool: ScoringPool) -> None:
         self.config = config

@@ -62,16 +62,24 @@ def check_streams(sample: TrainingSample, *, has_policy_logprobs: bool) -> None:
         if stream is None:
             continue
         if stream.shape != (len(sample),) or stream.dtype != np.float32:
-            raise SampleError(f"{where}: `{name}` must be [{len(sample)}] float32, got {list(stream.shape)} {stream.dtype}")
+            raise SampleError(
+                f"{where}: `{name}` must be [{len(sample)}] float32, got {list(stream.shape)} {stream.dtype}"
+            )
         if not np.isfinite(stream).all():
-            raise SampleError(f"{where}: `{name}` is not finite at token {int(np.flatnonzero(~np.isfinite(stream))[0])}")
+            raise SampleError(
+                f"{where}: `{name}` is not finite at token {int(np.flatnonzero(~np.isfinite(stream))[0])}"
+            )
     is_real = np.ones(len(sample), bool)
     members = component_members(sample.loss_mask, sample.rl_weights, sample.ce_weights, sample.ref_kl_weights, is_real)
     for name, member in zip(COMPONENTS, members, strict=True):
         if member[:1].any():
-            raise SampleError(f"{where}: the first token is a member of the {name} loss, but nothing stands before it to predict it from")
+            raise SampleError(
+                f"{where}: the first token is a member of the {name} loss, but nothing stands before it to predict it from"
+            )
     if members.ref_kl.any() and sample.ref_logprobs is None:
-        raise SampleError(f"{where}: `ref_kl_weights` are set but `ref_logprobs` is absent; the algorithm's hook must write both")
+        raise SampleError(
+            f"{where}: `ref_kl_weights` are set but `ref_logprobs` is absent; the algorithm's hook must write both"
+        )
     if not has_policy_logprobs and (members.rl.any() or members.ref_kl.any()):
         raise SampleError(
             f"{where}: tokens of a frozen source carry no logprob of the policy, so they can feed the ce loss only; "

@@ -1,0 +1,103 @@
+"""What the engine holds for each accepted request, and why it refuses one.
+
+Plain records and pure checks: nothing here queues, schedules or touches a device.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxrl.errors import EngineError, PromptTooLongError
+from jaxrl.inference.endpoint import GenerateRequest, Generation, TokenSampling
+
+
+@dataclass(slots=True)
+class Ticket:
+    """One accepted generation request."""
+
+    request: GenerateRequest
+    future: Future[Generation]
+    deadline_s: float
+    """When it fails, on the engine's clock."""
+    slot: int | None = None
+    """None while it waits."""
+
+    @property
+    def key(self) -> str:
+        """The request's id."""
+        return self.request.request_id
+
+
+@dataclass(slots=True)
+class ScoreTicket:
+    """One accepted scoring request."""
+
+    token_ids: np.ndarray
+    """[L] int32."""
+    temperature: float
+    future: Future[np.ndarray]
+
+
+def running_future() -> Future:
+    """Return a future that its holder cannot cancel, so that settling it never fails."""
+    future: Future = Future()
+    future.set_running_or_notify_cancel()
+    return future
+
+
+def why_not_generate(request: GenerateRequest, *, window: int, vocab_size: int, has_text: bool) -> EngineError | None:
+    """Return why a request cannot be served, judged by itself alone, or None.
+
+    Args:
+      request: prompt and settings.
+      window: prompt plus completion tokens of one sequence.
+      vocab_size: token ids are below it.
+      has_text: whether tokens can be decoded, which stop strings need.
+    """
+    token_ids, name = request.token_ids, f"request {request.request_id!r}"
+    if token_ids.ndim != 1 or len(token_ids) == 0:
+        return EngineError(f"{name}: `token_ids` must be [P] with P >= 1, got shape {token_ids.shape}")
+    if len(token_ids) >= window:
+        return PromptTooLongError(
+            f"{name}: a prompt of {len(token_ids)} tokens leaves no room for one token in a window of {window}; shorten it to "
+            f"{window - 1} tokens or set `inference.max_model_len` to at least {len(token_ids) + 1}"
+        )
+    reason = _bad_ids(token_ids, vocab_size) or _bad_settings(request.sampling)
+    if reason is None and request.sampling.stop and not has_text:
+        reason = "`stop` strings need an engine that was built with `decode_text`; use `stop_ids`"
+    return None if reason is None else EngineError(f"{name}: {reason}")
+
+
+def why_not_score(token_ids: np.ndarray, temperature: float, *, window: int, vocab_size: int) -> EngineError | None:
+    """Return why a sequence cannot be scored, or None."""
+    if token_ids.ndim != 1 or not 1 <= len(token_ids) <= window:
+        return EngineError(f"`score` takes one sequence of 1 to {window} tokens (`inference.max_model_len`), got shape {token_ids.shape}")
+    if not (np.isfinite(temperature) and temperature > 0):
+        return EngineError(f"`score` needs a finite temperature above 0, got {temperature!r}")
+    reason = _bad_ids(token_ids, vocab_size)
+    return None if reason is None else EngineError(f"`score`: {reason}")
+
+
+def _bad_ids(token_ids: np.ndarray, vocab_size: int) -> str | None:
+    low, high = int(token_ids.min()), int(token_ids.max())
+    if low >= 0 and high < vocab_size:
+        return None
+    return f"token ids must be in [0, {vocab_size}), got ids from {low} to {high}; they are another model's"
+
+
+def _bad_settings(sampling: TokenSampling) -> str | None:
+    ranges = {
+        "max_tokens": (sampling.max_tokens >= 1, ">= 1"),
+        "temperature": (np.isfinite(sampling.temperature) and sampling.temperature >= 0, "finite and >= 0"),
+        "top_p": (0 < sampling.top_p <= 1, "in (0, 1]"),
+        "top_k": (sampling.top_k >= 0, ">= 0"),
+        "min_p": (0 <= sampling.min_p < 1, "in [0, 1)"),
+        "seed": (0 <= sampling.seed < 2**63, "in [0, 2^63)"),
+    }
+    for name, (is_right, expected) in ranges.items():
+        if not is_right:
+            return f"`{name}` must be {expected}, got {getattr(sampling, name)!r}"
+    return None

@@ -1,0 +1,149 @@
+"""One pass of the policy over an environment's tasks, with a row for every episode that was planned.
+
+In: an environment, the policy pool, a renderer, token sampling. Out: an `EvalResult`: rows in plan order and scores
+computed from them. The version is held still meanwhile, seeds come from a scope that no training environment can have,
+and nothing of training (task order, sampling, random state) is touched. It trains nothing and writes no file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from jaxrl.config.env import SamplingConfig
+from jaxrl.envs.base import Environment, TaskSpec
+from jaxrl.envs.play import play_rollout
+from jaxrl.envs.session import PolicySession, eval_seed_scope
+from jaxrl.evals.scores import score_rows
+from jaxrl.inference.pool import PolicyPool
+from jaxrl.inference.rendering import Renderer
+from jaxrl.tasks import task_id
+from jaxrl.types.rollout import Rollout, Task
+
+
+@dataclass(frozen=True, slots=True)
+class EvalResult:
+    """What one evaluation of one environment found."""
+
+    env_name: str
+    step: int
+    """The training step after which it was made; 0 is the base policy."""
+    version: int
+    """The policy version that was held."""
+    scores: dict[str, float]
+    """See `score_rows`."""
+    rows: list[dict[str, Any]]
+    """One JSON object per planned episode, in plan order."""
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The scores under their metric names, `eval/<env>/<score>`."""
+        return {f"eval/{self.env_name}/{name}": value for name, value in self.scores.items()}
+
+
+class EnvEvalHarness:
+    """Evaluates the policy on one environment.
+
+    Args:
+      env: the held-out environment.
+      pool: the policy.
+      renderer: messages to ids and back.
+      sampling: token sampling of evaluation; temperature 0 is greedy.
+      run_seed: `run.seed`.
+      window: prompt plus reply tokens that the policy can hold.
+      num_tasks: play the first so many tasks; None plays all.
+      success_threshold: an episode whose reward reaches this is a success.
+      concurrency: episodes that are played at the same time.
+      rollout_deadline_s: deadline of one episode, in seconds.
+      hold_deadline_s: how long weight updates are kept waiting, in seconds.
+      on_progress: called with (episodes done, episodes planned) after each episode.
+    """
+
+    def __init__(
+        self,
+        env: Environment,
+        pool: PolicyPool,
+        renderer: Renderer,
+        sampling: SamplingConfig,
+        *,
+        run_seed: int,
+        window: int,
+        num_tasks: int | None = None,
+        success_threshold: float = 1.0,
+        concurrency: int = 64,
+        rollout_deadline_s: float = 300.0,
+        hold_deadline_s: float = 600.0,
+        on_progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        self._env = env
+        self._pool = pool
+        self._renderer = renderer
+        self._sampling = sampling
+        self._run_seed = run_seed
+        self._window = window
+        self._num_tasks = num_tasks
+        self._success_threshold = success_threshold
+        self._concurrency = concurrency
+        self._rollout_deadline_s = rollout_deadline_s
+        self._hold_deadline_s = hold_deadline_s
+        self._on_progress = on_progress
+
+    async def run(self, step: int) -> EvalResult:
+        """Play every planned episode once and score them. A failing episode is a row, not an exception.
+
+        Args:
+          step: the training step after which this is made, 0 for the base policy; a label, no part of any seed.
+        """
+        plan = list(self._env.tasks()[: self._num_tasks])
+        free = asyncio.Semaphore(self._concurrency)
+        async with self._pool.hold_version(f"evaluation of {self._env.name!r}", self._hold_deadline_s) as version:
+            rollouts = [self._plan_rollout(spec, index, step, version) for index, spec in enumerate(plan)]
+            num_done = 0
+            async with asyncio.TaskGroup() as group:
+                episodes = [group.create_task(self._play(rollout, free)) for rollout in rollouts]
+                for episode in asyncio.as_completed(episodes):
+                    await episode
+                    num_done += 1
+                    if self._on_progress is not None:
+                        self._on_progress(num_done, len(plan))
+        rows = [_row(rollout, index, version) for index, rollout in enumerate(rollouts)]
+        return EvalResult(self._env.name, step, version, score_rows(rows, self._success_threshold), rows)
+
+    def _plan_rollout(self, spec: TaskSpec, index: int, step: int, version: int) -> Rollout:
+        task = Task(env_name=self._env.name, id=task_id(spec), spec=spec)
+        return Rollout(task=task, group_id=f"eval/{self._env.name}/{step}/{version}/{index}", member=0, draw_index=index)
+
+    async def _play(self, rollout: Rollout, free: asyncio.Semaphore) -> None:
+        session = PolicySession(
+            self._pool,
+            self._renderer,
+            rollout,
+            self._sampling,
+            run_seed=self._run_seed,
+            seed_scope=eval_seed_scope(self._env.name),
+            window=self._window,
+        )
+        async with free:
+            await play_rollout(self._env, rollout, session, self._rollout_deadline_s)
+
+
+def _row(rollout: Rollout, index: int, version: int) -> dict[str, Any]:
+    """Return the record of one episode: a JSON object with a reward or null, never a 0 in place of an error."""
+    failure = rollout.failure
+    return {
+        "index": index,
+        "task_id": rollout.task.id,
+        "status": "error" if failure else "unscored" if rollout.reward is None else "ok",
+        "reward": rollout.reward,
+        "error": None if failure is None else {"boundary": str(failure.boundary), "type": failure.type, "message": failure.message},
+        "messages": rollout.messages(),
+        "text": rollout.completion_text,
+        "turns": rollout.num_turns,
+        "completion_tokens": rollout.num_completion_tokens,
+        "is_truncated": rollout.is_truncated,
+        "stop_reason": rollout.stop_reason,
+        "version": version,
+        "token_versions": sorted({int(v) for node in rollout.nodes if node.versions is not None for v in node.versions}),
+    }

@@ -1,0 +1,48 @@
+"""What a set of evaluation rows says about a policy.
+
+In: one row per planned episode, as `evals.harness` writes them. Out: scores by name, computed from the rows alone, so
+that a file of rows can be scored again. An episode that failed or has no reward is counted, never taken for a wrong
+answer; a score of nothing is absent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+
+def score_rows(rows: Sequence[Mapping[str, Any]], success_threshold: float) -> dict[str, float]:
+    """Score the rows of one evaluation of one environment.
+
+    Args:
+      rows: one per planned episode; `status` is ok, unscored or error, `reward` a number where the status is ok.
+      success_threshold: an episode whose reward reaches this is a success.
+
+    Returns:
+      `n_planned`, `n_scored`, `n_error`, and `n_other_version` (episodes with a token of another version than the one
+      that was held, after a hold ran past its deadline); `success_rate` and `mean_reward` over the scored episodes;
+      `mean_completion_tokens` and `truncated_frac` over the episodes that did not fail. A mean over no episode is
+      absent.
+
+    Example:
+      >>> row = {"status": "ok", "reward": 1.0, "completion_tokens": 3, "is_truncated": False, "version": 0, "token_versions": [0]}
+      >>> score_rows([row, {**row, "reward": 0.0}, {**row, "status": "error", "reward": None}], 1.0)["success_rate"]
+      0.5
+    """
+    rewards = np.asarray([row["reward"] for row in rows if row["status"] == "ok"], np.float64)
+    played = [row for row in rows if row["status"] != "error"]
+    scores = {
+        "n_planned": float(len(rows)),
+        "n_scored": float(len(rewards)),
+        "n_error": float(len(rows) - len(played)),
+        "n_other_version": float(sum(set(row["token_versions"]) - {row["version"]} != set() for row in rows)),
+    }
+    if len(rewards):
+        scores["success_rate"] = float(np.mean(rewards >= success_threshold))
+        scores["mean_reward"] = float(np.mean(rewards))
+    if played:
+        scores["mean_completion_tokens"] = float(np.mean([row["completion_tokens"] for row in played]))
+        scores["truncated_frac"] = float(np.mean([row["is_truncated"] for row in played]))
+    return scores

@@ -1,0 +1,106 @@
+"""The orchestrator's part of a checkpoint: what it holds, and its JSON bytes.
+
+In and out: a `RunState`, everything that makes the next draws, tasks and credit what they would have been. Whoever commits
+checkpoints stores the bytes with the other parts; nothing here touches a file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jaxrl.errors import CheckpointError
+from jaxrl.monitors.ledger import Ledger
+from jaxrl.orchestrator.batcher import Batcher
+from jaxrl.orchestrator.draws import Draw, DrawSource
+from jaxrl.orchestrator.groups import OpenGroup
+from jaxrl.orchestrator.sampler import TrainEnv
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class RunState:
+    """The orchestrator as it was when the batch of `step` was shipped: batches up to `step` count as trained."""
+
+    step: int
+    source: dict[str, Any]
+    """State of the draws and of every task sampler."""
+    algorithms: dict[str, dict[str, Any]]
+    """State of each environment's algorithm."""
+    ledger: dict[str, Any]
+    """Decided counts."""
+    batcher: dict[str, Any]
+    """What the batcher remembers between steps."""
+    undecided: list[Draw]
+    """Drawn and not trained: in flight, queued, or still to be drawn again; in draw order. Played anew after a restart."""
+
+
+def encode_state(state: RunState) -> bytes:
+    """Return the state as JSON bytes."""
+    values = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
+    return json.dumps({"format": FORMAT, **values}, ensure_ascii=False, allow_nan=False).encode()
+
+
+def decode_state(data: bytes) -> RunState:
+    """Return the state that `encode_state` wrote.
+
+    Raises:
+      CheckpointError: the bytes are not such a state, or of another format.
+    """
+    try:
+        values = json.loads(data)
+        found = values.pop("format")
+        values["undecided"] = [Draw(*entry) for entry in values["undecided"]]
+        state = RunState(**values)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(
+            f"the orchestrator's part of the checkpoint cannot be read ({type(error).__name__}: {error}); resume from another one"
+        ) from error
+    if found != FORMAT:
+        raise CheckpointError(f"the orchestrator's part of the checkpoint has format {found!r}, expected {FORMAT}")
+    return state
+
+
+@dataclass(frozen=True, slots=True)
+class Stateful:
+    """The parts of an orchestrator that a checkpoint speaks of."""
+
+    source: DrawSource
+    envs: Sequence[TrainEnv]
+    ledger: Ledger
+    batcher: Batcher
+
+    def capture(self, step: int, in_flight: Iterable[OpenGroup]) -> bytes:
+        """Return the present state as that of `step`; groups in flight and in the queue are to be played again."""
+        held = sorted([*in_flight, *(kept.source for kept in self.batcher.waiting)], key=lambda opened: opened.order)
+        return encode_state(
+            RunState(
+                step=step,
+                source=self.source.state_dict(),
+                algorithms={env.name: env.algorithm.state_dict() for env in self.envs},
+                ledger=self.ledger.state_dict(),
+                batcher=self.batcher.state_dict(),
+                undecided=[opened.draw for opened in held] + self.source.to_redraw,
+            )
+        )
+
+    def restore(self, data: bytes) -> int:
+        """Take on a captured state and return its step.
+
+        Raises:
+          CheckpointError: the bytes are no state, or one of another run.
+        """
+        state = decode_state(data)
+        try:
+            self.source.load_state_dict(state.source, state.undecided)
+            for env in self.envs:
+                env.algorithm.load_state_dict(state.algorithms[env.name])
+            self.ledger.load_state_dict(state.ledger)
+            self.batcher.load_state_dict(state.batcher)
+        except (ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(f"the checkpoint of step {state.step} is of another run: {error}") from error
+        return state.step

@@ -1,0 +1,157 @@
+"""The numbers of one step: what was decided while it was collected, how stale it is, where the time went.
+
+In: decisions, committed groups, filter matches, the state of the dispatch gate. Out: metrics by name. Means are over rollouts with an explicit
+count, never means of means; a number that is undefined is left out. Nothing here decides anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from jaxrl.config.orchestrator import FilterConfig
+from jaxrl.monitors import metrics as names
+from jaxrl.types import Bucket, Rollout, staleness_steps
+
+PACK_S = "time/pack_s"
+"""Packing the step's batch, in a worker thread."""
+REWARD_TRAINED_MEAN = "rollout/reward/trained_mean"
+"""Mean reward of the rollouts that were trained on; beside `rollout/reward/mean` it shows what the filters took away."""
+OVERLONG_SAMPLES = "pack/overlong_samples"
+"""Samples of the step that were longer than a row, dropped or truncated."""
+DROPPED_TOKENS_MEAN = "rollout/completion_tokens/stale_mean"
+"""Completion tokens per stale rollout: staleness that takes the long ones shows here."""
+
+LAG_SAMPLES = 1000
+LAG_INTERVAL_S = 0.1
+
+
+class StepWindow:
+    """Everything decided since the last step shipped."""
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Begin the next step."""
+        self._rollouts: list[tuple[int, Rollout]] = []
+        self._num_credited_groups = 0
+        self._num_zero_signal_groups = 0
+        self._matched: Counter[str] = Counter()
+        self._examined: Counter[str] = Counter()
+
+    def add_rollout(self, order: int, rollout: Rollout) -> None:
+        """Enter a decided rollout of the group at position `order` in the order of draws."""
+        self._rollouts.append((order, rollout))
+
+    def add_group(self, rollouts: Iterable[Rollout]) -> None:
+        """Enter a committed group: it has no signal if every advantage that was assigned in it is exactly 0."""
+        streams = [s.advantages for r in rollouts if r.is_scored for s in r.samples if s.advantages is not None]
+        if streams:
+            self._num_credited_groups += 1
+            self._num_zero_signal_groups += not any(stream.any() for stream in streams)
+
+    def add_matches(self, matched: Counter[str], num_examined: int, filters: Sequence[FilterConfig]) -> None:
+        """Enter what one pass of filters matched; a filter in both places is asked twice about a rollout, and counted so."""
+        self._matched.update(matched)
+        self._examined.update({config.type: num_examined for config in filters})
+
+    def rollouts(self) -> list[Rollout]:
+        """Return the decided rollouts in draw order, then by member."""
+        return [rollout for _, rollout in sorted(self._rollouts, key=lambda entry: (entry[0], entry[1].member))]
+
+    def count_buckets(self) -> Counter[str]:
+        """Return how many rollouts ended in each bucket."""
+        return Counter(rollout.bucket for _, rollout in self._rollouts)
+
+    def metrics(self) -> dict[str, float]:
+        """Return the metrics of rollouts, groups, advantages and filters."""
+        decided = [r for r in self.rollouts() if r.bucket != Bucket.CANCELLED]
+        scored = [r for r in decided if r.is_scored]
+        values = _mean(names.REWARD_MEAN, [r.reward for r in scored])
+        for env_name in dict.fromkeys(r.env_name for r in scored):
+            values |= _mean(names.reward_mean(env_name), [r.reward for r in scored if r.env_name == env_name])
+        values |= _mean(REWARD_TRAINED_MEAN, [r.reward for r in scored if r.bucket == Bucket.TRAINED])
+        values |= _mean(names.COMPLETION_TOKENS_MEAN, [r.num_completion_tokens for r in decided if r.failure is None])
+        values |= _mean(DROPPED_TOKENS_MEAN, [r.num_completion_tokens for r in decided if r.bucket == Bucket.STALE])
+        values |= _mean(names.ERROR_FRAC, [r.failure is not None for r in decided])
+        values |= _mean(names.TRUNCATED_FRAC, [r.is_truncated for r in decided])
+        if self._num_credited_groups:
+            values[names.ZERO_SIGNAL_FRAC] = self._num_zero_signal_groups / self._num_credited_groups
+        advantages = [a for r in scored if (a := r.mean_advantage()) is not None]
+        if advantages:
+            values |= _mean(names.ADVANTAGE_MEAN, advantages) | _mean(
+                names.ADVANTAGE_ZERO_FRAC, [a == 0 for a in advantages]
+            )
+            values |= {names.ADVANTAGE_MIN: min(advantages), names.ADVANTAGE_MAX: max(advantages)}
+        for name, examined in self._examined.items():
+            if examined:
+                values[names.filter_frac(name)] = self._matched[name] / examined
+        return values
+
+
+def time_metrics(rollouts: Iterable[Rollout], *, generate_s: float, wait_s: float, pack_s: float) -> dict[str, float]:
+    """Return where the time of a step went, and how fast the tokens of its decided rollouts were generated."""
+    values = {names.GENERATE_S: generate_s, names.WAIT_FOR_POLICY_S: wait_s, PACK_S: pack_s}
+    if generate_s > 0:
+        values[names.GENERATED_TOKENS_PER_S] = sum(r.num_completion_tokens for r in rollouts) / generate_s
+    return values
+
+
+def staleness_metrics(step: int, rollouts: Iterable[Rollout]) -> dict[str, float]:
+    """Return mean and maximum staleness of the rollouts that `step` trains on; nothing if no live policy sampled them."""
+    steps = [staleness_steps(step, r.oldest_version) for r in rollouts if r.oldest_version is not None]
+    return _mean(names.STALENESS_MEAN, steps) | ({names.STALENESS_MAX: float(max(steps))} if steps else {})
+
+
+class StepTimer:
+    """Splits the time in which a step is collected: dispatch open, or held for a new policy version."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin the next step, with dispatch open."""
+        self._started_s = self._clock()
+        self._closed_s = 0.0
+        self._closed_since_s: float | None = None
+
+    def set_gate(self, *, is_open: bool) -> None:
+        """Say whether groups may be dispatched from here on."""
+        if is_open and self._closed_since_s is not None:
+            self._closed_s += self._clock() - self._closed_since_s
+            self._closed_since_s = None
+        elif not is_open and self._closed_since_s is None:
+            self._closed_since_s = self._clock()
+
+    def lap(self) -> tuple[float, float]:
+        """Return the seconds in which dispatch was open since the step began, and those in which it was held."""
+        self.set_gate(is_open=True)
+        return self._clock() - self._started_s - self._closed_s, self._closed_s
+
+
+class LoopLag:
+    """Measures how late the event loop runs what is due."""
+
+    def __init__(self) -> None:
+        self._lags_s: deque[float] = deque(maxlen=LAG_SAMPLES)
+
+    async def run(self) -> None:
+        """Measure until cancelled."""
+        clock = asyncio.get_running_loop().time
+        while True:
+            due_s = clock() + LAG_INTERVAL_S
+            await asyncio.sleep(LAG_INTERVAL_S)
+            self._lags_s.append(max(0.0, clock() - due_s))
+
+    def metrics(self) -> dict[str, float]:
+        """Return the 99th percentile of the newest measurements, in seconds; nothing before the first."""
+        return {names.LOOP_LAG_P99: float(np.percentile(self._lags_s, 99))} if self._lags_s else {}
+
+
+def _mean(name: str, values: Sequence[float | None]) -> dict[str, float]:
+    return {name: float(np.mean(values, dtype=np.float64))} if values else {}

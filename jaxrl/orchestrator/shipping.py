@@ -1,0 +1,79 @@
+"""Makes the batch of a step out of the groups that were collected for it.
+
+In: kept groups. Out: a packed `TrainBatch`, with every rollout in it decided, or None when nothing is left to train on.
+Replacing an empty batch and sending a full one are the orchestrator's work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from jaxrl.config.orchestrator import FilterConfig
+from jaxrl.orchestrator.groups import KeptGroup
+from jaxrl.orchestrator.ports import Pack
+from jaxrl.orchestrator.sink import Sink
+from jaxrl.types import Bucket, Rollout, TrainBatch
+
+
+@dataclass(frozen=True, slots=True)
+class ShippedStep:
+    """What is known of a step when its batch goes to the trainer."""
+
+    step: int
+    metrics: dict[str, float]
+    rollouts: list[Rollout]
+    """Every rollout that was decided while the step was collected, in draw order, then by member."""
+
+
+class BatchMaker:
+    """Filters, packs and decides."""
+
+    def __init__(
+        self,
+        sink: Sink,
+        pack: Pack,
+        *,
+        post_batch_filters: Sequence[FilterConfig],
+        row_length: int,
+        overlong: Literal["drop", "truncate"],
+    ) -> None:
+        self._sink = sink
+        self._pack = pack
+        self._filters = post_batch_filters
+        self._row_length = row_length
+        self._is_dropping = overlong == "drop"
+
+    async def make(self, step: int, groups: Sequence[KeptGroup]) -> tuple[TrainBatch, list[Rollout]] | None:
+        """Pack the batch of `step` in a worker thread, and decide its rollouts by what the packer did.
+
+        A rollout is trained if the packer took at least one of its samples, and otherwise dropped as overlong.
+
+        Args:
+          step: the 1-based step.
+          groups: what was collected for it.
+
+        Returns:
+          The batch and the rollouts that it trains on; None if nothing was left to train on.
+        """
+        groups = self._sink.filter(groups, self._filters)
+        samples = [sample for group in groups for rollout in group.rollouts for sample in rollout.samples]
+        batch: TrainBatch | None = None
+        if any(len(sample) <= self._row_length or not self._is_dropping for sample in samples):
+            batch = await asyncio.to_thread(self._pack, samples, step=step)
+        # Note: cutting may have left no token that feeds a loss; such a batch would be a step of nothing.
+        is_empty = batch is None or batch.num_loss_tokens == 0
+        dropped = set(batch.overlong) if batch is not None and self._is_dropping else set()
+        trained: list[Rollout] = []
+        start = 0
+        for group in groups:
+            for rollout in group.rollouts:
+                indices = range(start, start + len(rollout.samples))
+                start = indices.stop
+                is_trained = not is_empty and not dropped.issuperset(indices)
+                self._sink.decide(group.source, [rollout], Bucket.TRAINED if is_trained else Bucket.OVERLONG_DROPPED)
+                if is_trained:
+                    trained.append(rollout)
+        return None if batch is None or is_empty else (batch, trained)

@@ -1,0 +1,181 @@
+"""Takes rollouts as they arrive, credits complete groups, and commits them: update the task sampler, file the failed, filter.
+
+In: each played rollout once. Out: finished groups in the order in which they may be committed, then the rollouts of each that are fit for a batch.
+A failing hook fails rollouts, not the run; too many failures in a row end it.
+
+    who waits             for what                                  unblocked by
+    an arriving rollout   a place among the scoring hooks           a hook that ends (each has a deadline)
+    a complete group      (synchronous runs) its turn: every group  the group before it, finished or dropped
+                          drawn before it is credited
+
+Crediting runs in the task of the rollout that completes the group, beside the main loop; committing is synchronous.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
+
+from jaxrl.batching import rollout_to_samples
+from jaxrl.config.orchestrator import FilterConfig
+from jaxrl.errors import DeadlineError, SampleError
+from jaxrl.monitors.ledger import Ledger
+from jaxrl.orchestrator.budgets import FailureBudget
+from jaxrl.orchestrator.failures import is_cancelled_by_owner, mark_failed
+from jaxrl.orchestrator.filters import apply_filters
+from jaxrl.orchestrator.groups import KeptGroup, OpenGroup
+from jaxrl.orchestrator.metrics import StepWindow
+from jaxrl.types import Boundary, Bucket, Rollout, filtered
+
+MAX_SCORING_HOOKS = 64
+"""Scoring hooks that run at the same time; a bound on the requests that they may have open."""
+
+
+class Sink:
+    """Where rollouts arrive and groups are credited."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        window: StepWindow,
+        *,
+        is_ordered: bool,
+        pre_batch_filters: Sequence[FilterConfig],
+        max_consecutive_failures: int,
+        on_change: Callable[[], None],
+    ) -> None:
+        """Make an empty sink.
+
+        Args:
+          ledger: gets every decision.
+          window: gets every decided rollout of the step being collected.
+          is_ordered: groups are credited and finished in draw order, whatever order they complete in.
+          pre_batch_filters: applied on commit.
+          max_consecutive_failures: failed rollouts in a row that end the run.
+          on_change: called after every arrival and every finished group.
+        """
+        self._ledger = ledger
+        self._window = window
+        self._is_ordered = is_ordered
+        self._filters = pre_batch_filters
+        self._failures = FailureBudget(max_consecutive_failures)
+        self._on_change = on_change
+        self._hooks = asyncio.Semaphore(MAX_SCORING_HOOKS)
+        self._newest: OpenGroup | None = None
+        self.finished: deque[OpenGroup] = deque()
+        """Credited groups that wait to be committed; some may have been dropped since."""
+
+    def expect(self, opened: OpenGroup) -> None:
+        """Say that the rollouts of a group will come."""
+        if self._is_ordered:
+            opened.before, self._newest = self._newest, opened
+
+    async def add(self, opened: OpenGroup, rollout: Rollout) -> None:
+        """Take a played rollout; the one that completes its group credits the group.
+
+        Raises:
+          RunFailedError: too many rollouts in a row failed.
+        """
+        await self._score_arrival(opened, rollout)
+        if opened.is_dropped:
+            return
+        opened.group.rollouts.append(rollout)
+        self._failures.add(rollout)
+        self._on_change()
+        if opened.group.is_complete:
+            await self._credit(opened)
+
+    def commit(self, opened: OpenGroup) -> KeptGroup | None:
+        """Let the task sampler learn from a finished group, file the rollouts that cannot be trained on, and filter the others.
+
+        Args:
+          opened: finished and not dropped.
+
+        Returns:
+          The rollouts that are fit for a batch, still pending; None if there is none.
+        """
+        rollouts = opened.group.rollouts
+        rewards = [r.reward if r.is_scored else None for r in rollouts]
+        opened.env.tasks.update(opened.draw.spec, rewards, [float(r.num_completion_tokens) for r in rollouts])
+        self._window.add_group(rollouts)
+        self.decide(opened, [r for r in rollouts if r.failure is not None], Bucket.ERRORED)
+        self.decide(opened, [r for r in rollouts if r.failure is None and r.reward is None], Bucket.UNSCORED)
+        kept = self.filter([KeptGroup(opened, opened.group.survivors)], self._filters)
+        return kept[0] if kept else None
+
+    def filter(self, groups: Iterable[KeptGroup], filters: Sequence[FilterConfig]) -> list[KeptGroup]:
+        """File what the filters drop and return the groups with the rollouts that are left, without those that have none."""
+        kept: list[KeptGroup] = []
+        for group in groups:
+            result = apply_filters(group.rollouts, filters)
+            for rollout, name in result.dropped:
+                self.decide(group.source, [rollout], filtered(name))
+            self._window.add_matches(result.matched, len(group.rollouts), filters)
+            if result.kept:
+                kept.append(KeptGroup(group.source, result.kept))
+        return kept
+
+    def decide(self, opened: OpenGroup, rollouts: Iterable[Rollout], bucket: str) -> None:
+        """File pending rollouts of one group in a ledger bucket."""
+        for rollout in rollouts:
+            self._ledger.decide(rollout, bucket)
+            self._window.add_rollout(opened.order, rollout)
+
+    async def _score_arrival(self, opened: OpenGroup, rollout: Rollout) -> None:
+        if rollout.failure is not None:
+            return
+        try:
+            rollout.samples = rollout_to_samples(rollout)
+        except SampleError as error:
+            mark_failed(rollout, Boundary.POLICY, error)
+            return
+        if not rollout.samples:
+            mark_failed(
+                rollout,
+                Boundary.ENV,
+                "the policy sampled no token in it, so there is nothing to train on",
+                kind="EmptyRollout",
+            )
+            return
+        await self._run_hook(opened, [rollout], partial(opened.env.algorithm.finalize_rollout, rollout))
+
+    async def _credit(self, opened: OpenGroup) -> None:
+        opened.group.rollouts.sort(key=lambda rollout: rollout.member)
+        if opened.before is not None:
+            await opened.before.finished.wait()
+            opened.before = None
+        survivors = opened.group.survivors
+        if survivors:
+            await self._run_hook(opened, survivors, partial(opened.env.algorithm.finalize_group, survivors))
+        if opened.is_dropped:
+            return
+        self.finished.append(opened)
+        opened.finished.set()
+        self._on_change()
+
+    async def _run_hook(
+        self, opened: OpenGroup, rollouts: Sequence[Rollout], hook: Callable[[], Awaitable[None]]
+    ) -> None:
+        """Run a scoring hook under a deadline; what it raises fails the rollouts that it was scoring."""
+        deadline_s = opened.env.sampler.rollout_deadline_s
+        timer = asyncio.timeout(deadline_s)
+        error: BaseException
+        async with self._hooks:
+            try:
+                async with timer:
+                    await hook()
+                return
+            except asyncio.CancelledError as cancelled:
+                if is_cancelled_by_owner():
+                    raise
+                error = cancelled
+            except Exception as raised:
+                error = (
+                    DeadlineError(f"the algorithm's hook took more than {deadline_s:g} s")
+                    if timer.expired()
+                    else raised
+                )
+        for rollout in rollouts:
+            mark_failed(rollout, Boundary.ALGORITHM, error)

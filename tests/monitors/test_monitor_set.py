@@ -1,0 +1,106 @@
+"""`jaxrl.monitors.MonitorSet`: one object behind which nothing can stop a run."""
+
+import io
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from jaxrl.config.monitors import MonitorsConfig
+from jaxrl.errors import ConfigError
+from jaxrl.monitors import MonitorSet, metrics
+from jaxrl.monitors.environment import describe_environment
+from jaxrl.monitors.jsonl import read_lines
+from jaxrl.types import Rollout, Task
+
+
+def monitors(run_dir: Path, **options: Any) -> MonitorSet:
+    config = options.pop("config", MonitorsConfig())
+    return MonitorSet(run_dir, config, name="run", max_steps=9, console=Console(file=io.StringIO()), **options)
+
+
+def rollout(env_name: str = "add") -> Rollout:
+    return Rollout(Task(env_name, "t", {}), "g", 0, 0, reward=1.0)
+
+
+def test_a_run_leaves_metrics_rollouts_evals_environment_and_picture(tmp_path: Path) -> None:
+    m = monitors(tmp_path, devices=["cpu:0"])
+    m.log_eval(0, "add", {"success_rate": 0.5}, [{"task": "t"}])
+    m.log_rollouts(1, [rollout(), rollout()])
+    m.log_step(1, {metrics.REWARD_MEAN: 1.0})
+    m.close()
+    m.close()
+    assert sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()) == [
+        "environment.json",
+        "evals/step_000000.add.jsonl",
+        "metrics.jsonl",
+        "reward_curve.png",
+        "rollouts/step_000001.jsonl",
+    ]
+    assert read_lines(tmp_path / "metrics.jsonl") == [{"step": 0, "eval/add/success_rate": 0.5}, {"step": 1, "rollout/reward/mean": 1.0}]
+    assert len(read_lines(tmp_path / "rollouts" / "step_000001.jsonl")) == 2
+    assert json.loads((tmp_path / "environment.json").read_text())["devices"] == ["cpu:0"]
+
+
+def test_monitors_that_are_off_write_nothing_and_metrics_are_always_on(tmp_path: Path) -> None:
+    m = monitors(tmp_path, config=MonitorsConfig(terminal=False, rollouts=False, plot=False))
+    m.log_rollouts(1, [rollout()])
+    m.log_step(1, {metrics.REWARD_MEAN: 1.0})
+    m.close()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["environment.json", "metrics.jsonl"]
+
+
+def test_resuming_removes_what_later_steps_wrote(tmp_path: Path) -> None:
+    m = monitors(tmp_path)
+    for step in (1, 2, 3):
+        m.log_rollouts(step, [rollout()])
+        m.log_eval(step, "add", {"success_rate": step / 10}, [{}])
+    m.close()
+    monitors(tmp_path, resume_step=1).close()
+    assert [row["step"] for row in read_lines(tmp_path / "metrics.jsonl")] == [1]
+    assert [p.name for p in (tmp_path / "rollouts").iterdir()] == ["step_000001.jsonl"]
+    assert [p.name for p in (tmp_path / "evals").iterdir()] == ["step_000001.add.jsonl"]
+
+
+def test_a_monitor_that_fails_warns_once_and_the_run_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    m = monitors(tmp_path)
+    (tmp_path / "rollouts").write_text("a file where the folder should be")
+    with caplog.at_level(logging.WARNING):
+        m.log_rollouts(1, [rollout()])
+        m.log_rollouts(2, [rollout()])
+    m.log_step(1, {metrics.REWARD_MEAN: 1.0})
+    m.close()
+    assert [record.getMessage().split(",")[0] for record in caplog.records] == ["monitor 'rollouts' failed"]
+    assert [row["step"] for row in read_lines(tmp_path / "metrics.jsonl")] == [1]
+
+
+def test_a_run_does_not_start_without_its_record(tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("")
+    with pytest.raises(ConfigError):
+        monitors(tmp_path / "x")
+
+
+def test_an_evaluation_written_twice_replaces_its_rows(tmp_path: Path) -> None:
+    m = monitors(tmp_path)
+    m.log_eval(2, "add", {"success_rate": 0.1}, [{"n": 1}, {"n": 2}])
+    m.log_eval(2, "add", {"success_rate": 0.2}, [{"n": 3}])
+    m.close()
+    assert read_lines(tmp_path / "evals" / "step_000002.add.jsonl") == [{"n": 3}]
+    assert read_lines(tmp_path / "metrics.jsonl") == [{"step": 2, "eval/add/success_rate": 0.2}]
+
+
+def test_the_environment_names_versions_and_no_person_or_host() -> None:
+    described = describe_environment(["gpu:0"])
+    assert set(described) == {"jaxrl", "commit", "is_modified", "started", "python", "platform", "num_cpus", "devices", "packages"}
+    assert described["packages"]["numpy"]
+
+
+def test_every_metric_constant_has_a_meaning() -> None:
+    names = {value for name, value in vars(metrics).items() if name.isupper() and isinstance(value, str)}
+    assert names <= set(metrics.MEANINGS)
+    assert metrics.eval_score("a", "x") == "eval/a/x" and metrics.ledger_count("stale") == "ledger/stale"
+    assert metrics.reward_mean("a") == "rollout/reward/mean/a" and metrics.task_metric("a", "groups") == "tasks/a/groups"
+    assert metrics.filter_frac("z") == "filters/z/frac"

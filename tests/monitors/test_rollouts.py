@@ -1,0 +1,71 @@
+"""`jaxrl.monitors.rollouts`: a rollout as a JSON value."""
+
+import numpy as np
+
+from jaxrl.monitors.rollouts import rollout_record
+from jaxrl.types import Boundary, Bucket, Failure, Node, Rollout, Task, TrainingSample
+
+TASK = Task(env_name="add", id="t1", spec={"id": "t1", "question": "1+1="})
+
+
+def question() -> Node:
+    return Node(parent=None, role="user", content="1+1=", token_ids=np.array([5, 6], np.int32))
+
+
+def reply(parent: int, tokens: list[int], version: int, text: str = "2") -> Node:
+    num = len(tokens)
+    return Node(
+        parent=parent, role="assistant", content=text, token_ids=np.array([9, *tokens], np.int32), sampled=True, num_sampled=num,
+        logprobs=np.full(num, -0.5, np.float32), versions=np.full(num, version, np.int32), finish_reason="stop",
+    )  # fmt: skip
+
+
+def sample(nodes: list[Node]) -> TrainingSample:
+    token_ids = np.concatenate([node.token_ids for node in nodes])
+    mask = np.concatenate([np.arange(len(n.token_ids)) >= len(n.token_ids) - n.num_sampled for n in nodes])
+    return TrainingSample(
+        token_ids=token_ids, loss_mask=mask, inference_logprobs=np.where(mask, -0.5, 0).astype(np.float32),
+        temperatures=np.ones(len(token_ids), np.float32), env_name="add",
+    )  # fmt: skip
+
+
+def test_a_trained_rollout_shows_the_task_the_messages_and_every_stream() -> None:
+    nodes = [question(), reply(0, [7, 8], version=3)]
+    rollout = Rollout(TASK, "g", 1, 4, nodes=nodes, reward=1.0, samples=[sample(nodes)], bucket=Bucket.TRAINED, stop_reason="done")
+    rollout.assign_advantages(0.25)
+    record = rollout_record(12, rollout)
+    assert (record["step"], record["env"], record["task"], record["member"]) == (12, "add", {"id": "t1", "question": "1+1="}, 1)
+    assert (record["reward"], record["error"], record["bucket"], record["text"]) == (1.0, None, "trained", "2")
+    assert record["messages"] == [{"role": "user", "content": "1+1="}, {"role": "assistant", "content": "2"}]
+    assert record["samples"] == [
+        {
+            "token_ids": [5, 6, 9, 7, 8],
+            "loss_mask": [0, 0, 0, 1, 1],
+            "versions": [None, None, None, 3, 3],
+            "streams": {"inference_logprobs": [0, 0, 0, -0.5, -0.5], "advantages": [0, 0, 0, 0.25, 0.25]},
+        }
+    ]
+
+
+def test_a_failed_rollout_shows_its_error_and_the_tokens_that_it_got_to() -> None:
+    rollout = Rollout(TASK, "g", 0, 4, nodes=[question(), reply(0, [7], 2)], failure=Failure(Boundary.ENV, "KeyError", "'x'"))
+    rollout.bucket = Bucket.ERRORED
+    record = rollout_record(1, rollout)
+    assert record["reward"] is None
+    assert record["error"] == {"boundary": "env", "type": "KeyError", "message": "'x'"}
+    assert record["samples"][0]["token_ids"] == [5, 6, 9, 7]
+    assert record["samples"][0]["streams"] == {"inference_logprobs": [0, 0, 0, -0.5]}
+
+
+def test_each_branch_is_shown_with_the_sample_that_was_trained_from_it() -> None:
+    nodes = [question(), reply(0, [7], 1), reply(0, [8], 2, text="3")]
+    rollout = Rollout(TASK, "g", 0, 4, nodes=nodes, reward=0.0, samples=[sample([nodes[0], nodes[2]])])
+    rollout.samples[0].ce_weights = np.array([0, 0, 0, 2], np.float32)
+    record = rollout_record(1, rollout)
+    assert [s["token_ids"] for s in record["samples"]] == [[5, 6, 9, 7], [5, 6, 9, 8]]
+    assert ["ce_weights" in s["streams"] for s in record["samples"]] == [False, True]
+
+
+def test_a_rollout_that_failed_before_its_first_token_has_no_branches() -> None:
+    record = rollout_record(1, Rollout(TASK, "g", 0, 4, failure=Failure(Boundary.TIMEOUT, "DeadlineError", "late")))
+    assert record["samples"] == [] and record["messages"] == []

@@ -1,0 +1,114 @@
+"""`jaxrl.monitors.terminal`: plain lines for a log, a live view for a person."""
+
+import io
+import logging
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from jaxrl.monitors.terminal import Terminal, sparkline
+
+VALUES = {"rollout/reward/mean": 0.4375, "mismatch/kl/mean": 1.2e-7, "throughput/generated_tokens_per_s": 6312.4, "time/step_s": 1.5}
+
+
+class Clock:
+    """A clock that is set by hand."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def plain(clock: Clock | None = None, first_step: int = 0) -> tuple[Terminal, io.StringIO]:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=False, width=40)
+    return Terminal("run", 60, first_step=first_step, console=console, clock=clock or Clock()), out
+
+
+def test_without_a_terminal_each_step_is_one_line_whatever_the_width() -> None:
+    terminal, out = plain()
+    terminal.step(7, VALUES)
+    terminal.step(8, {"rollout/reward/mean": 0.5})
+    assert out.getvalue().splitlines() == [
+        "step  7/60  reward 0.438  mismatch KL 1.2e-07  generated tok/s 6,312  step s 1.50",
+        "step  8/60  reward 0.500",
+    ]
+
+
+def test_a_phase_is_named_once_in_a_log() -> None:
+    terminal, out = plain()
+    for done in (0, 1, 2, 0, 1, 2):
+        terminal.progress("compiling", done, 2)
+    assert out.getvalue() == "compiling ...\n"
+
+
+def test_a_log_shows_what_is_waited_for_every_thirty_seconds_at_most() -> None:
+    clock = Clock()
+    terminal, out = plain(clock)
+    for now, text in ((0, "a"), (1, "b"), (29, "c"), (31, "d"), (32, ""), (70, "e")):
+        clock.now = now
+        terminal.status(text)
+    assert out.getvalue().splitlines() == ["waiting for a", "waiting for d", "waiting for e"]
+
+
+def test_the_summary_compares_the_first_and_last_rewards_and_the_evaluations() -> None:
+    clock = Clock()
+    terminal, out = plain(clock)
+    terminal.evaluation(0, "sum", {"success_rate": 0.25, "se": 0.1})
+    for step in range(1, 5):
+        terminal.step(step, {"rollout/reward/mean": step / 10})
+    terminal.evaluation(4, "sum", {"success_rate": 0.75})
+    clock.now += 3723
+    terminal.close()
+    terminal.close()
+    assert out.getvalue().splitlines()[-1] == (
+        "4 steps in 1:02:03; reward 0.150 -> 0.350 (mean of 2 first and last); sum success_rate 0.250 -> 0.750"
+    )
+
+
+def test_markup_in_names_is_shown_as_it_is() -> None:
+    terminal, out = plain()
+    terminal.status("[red]env[/red]")
+    assert out.getvalue() == "waiting for [red]env[/red]\n"
+
+
+def test_on_a_terminal_the_view_shows_step_reward_phase_and_wait_and_log_lines_go_above_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    handler = logging.StreamHandler()
+    root = logging.getLogger()
+    root.addHandler(handler)
+    stream = handler.stream
+    try:
+        console = Console(file=out, force_terminal=True, width=100, height=30, _environ={"TERM": "xterm"})
+        terminal = Terminal("run", 60, console=console, clock=Clock())
+        terminal.step(7, VALUES)
+        terminal.progress("generating", 3, 8)
+        terminal.status("the trainer")
+        logging.getLogger("jaxrl.test").warning("careful")
+        live = terminal._live
+        assert live is not None
+        live.refresh()
+        terminal.close()
+    finally:
+        root.removeHandler(handler)
+    text = out.getvalue()
+    for part in ("jaxrl · run", "step 7/60", "0.438", "generating", "3/8", "waiting for the trainer", "careful"):
+        assert part in text
+    assert handler.stream is stream
+
+
+@settings(max_examples=50)
+@given(values=st.lists(st.floats(-1e6, 1e6), max_size=120), width=st.integers(1, 48))
+def test_a_sparkline_is_as_long_as_its_values_but_never_wider_than_asked(values: list[float], width: int) -> None:
+    assert len(sparkline(values, width)) == min(len(values), width)
+
+
+def test_a_sparkline_of_equal_values_is_flat_and_of_rising_values_rises() -> None:
+    assert sparkline([0.5, 0.5, 0.5], 9) == "▁▁▁"
+    assert sparkline([float(i) for i in range(16)], 8) == "▁▂▃▄▅▆▇█"

@@ -1,0 +1,88 @@
+import numpy as np
+import pytest
+
+from jaxrl.errors import SampleError
+from jaxrl.orchestrator.algo.routing import check_streams, stamp_loss_routing
+from jaxrl.types import TrainingSample, component_members
+from tests.builders import make_sample
+
+MASK = [False, False, True, True, False, True]
+
+
+def _sample(**streams) -> TrainingSample:
+    length = len(MASK)
+    return TrainingSample(
+        token_ids=np.arange(length, dtype=np.int32),
+        loss_mask=np.array(MASK),
+        inference_logprobs=np.zeros(length, np.float32),
+        temperatures=np.ones(length, np.float32),
+        env_name="toy",
+        **{name: np.asarray(values, np.float32) for name, values in streams.items()},
+    )
+
+
+def test_rl_routing_ships_no_weight_stream():
+    sample = _sample()
+    stamp_loss_routing(sample, "rl")
+    assert (sample.rl_weights, sample.ce_weights, sample.ref_kl_weights) == (None, None, None)
+
+
+def test_ref_kl_routing_moves_the_sampled_tokens_from_rl_to_ref_kl():
+    sample = _sample()
+    stamp_loss_routing(sample, "ref_kl")
+    assert sample.rl_weights.tolist() == [0.0] * 6
+    assert sample.ref_kl_weights.tolist() == [0.0, 0.0, 1.0, 1.0, 0.0, 1.0]
+    assert sample.ce_weights is None
+
+
+def test_ce_routing_merges_with_weights_that_the_algorithm_wrote():
+    sample = _sample(ce_weights=[0.0, 0.0, 0.0, 0.0, 0.1, 0.0])
+    stamp_loss_routing(sample, "ce")
+    assert sample.rl_weights.tolist() == [0.0] * 6
+    np.testing.assert_array_equal(sample.ce_weights, np.array([0.0, 0.0, 1.0, 1.0, 0.1, 1.0], np.float32))
+    members = component_members(sample.loss_mask, sample.rl_weights, sample.ce_weights, None, np.ones(6, bool))
+    assert [int(m.sum()) for m in members] == [0, 4, 0]
+
+
+def test_streams_that_the_loss_can_use_pass():
+    check_streams(_sample(advantages=np.zeros(6)), has_policy_logprobs=True)
+
+
+@pytest.mark.parametrize("stream", ["ce_weights", "ref_kl_weights"])
+def test_a_weight_on_the_first_token_is_refused(stream):
+    with pytest.raises(SampleError, match="first token"):
+        check_streams(_sample(**{stream: [0.5, 0, 0, 0, 0, 0], "ref_logprobs": np.zeros(6)}), has_policy_logprobs=True)
+
+
+def test_a_sampled_first_token_is_refused_in_the_rl_loss():
+    sample = make_sample(num_prompt=0)
+    with pytest.raises(SampleError, match="member of the rl loss"):
+        check_streams(sample, has_policy_logprobs=True)
+
+
+def test_reference_weights_without_reference_logprobs_are_refused():
+    sample = _sample()
+    stamp_loss_routing(sample, "ref_kl")
+    with pytest.raises(SampleError, match="`ref_logprobs` is absent"):
+        check_streams(sample, has_policy_logprobs=True)
+
+
+@pytest.mark.parametrize("values", [[0.0] * 5, [0.0, 0.0, np.nan, 0.0, 0.0, 0.0]])
+def test_a_stream_of_another_length_or_not_finite_is_refused(values):
+    with pytest.raises(SampleError, match="`advantages`"):
+        check_streams(_sample(advantages=values), has_policy_logprobs=True)
+
+
+def test_a_stream_of_another_dtype_is_refused():
+    sample = _sample()
+    sample.advantages = np.zeros(6, np.float64)
+    with pytest.raises(SampleError, match="float64"):
+        check_streams(sample, has_policy_logprobs=True)
+
+
+def test_tokens_of_a_frozen_source_feed_cross_entropy_only():
+    sample = _sample()
+    with pytest.raises(SampleError, match="frozen source"):
+        check_streams(sample, has_policy_logprobs=False)
+    stamp_loss_routing(sample, "ce")
+    check_streams(sample, has_policy_logprobs=False)

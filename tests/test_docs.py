@@ -1,0 +1,63 @@
+"""What the documents say is true: their Python runs, their commands and links exist."""
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jaxrl.cli import VERBS
+from jaxrl.monitors.metrics import MEANINGS
+
+ROOT = Path(__file__).parents[1]
+DOCS = [ROOT / "README.md", ROOT / "AGENTS.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def blocks(language: str) -> list[tuple[str, str]]:
+    """Return (where, code) of every block of a language, those of one document joined so that later ones may use earlier ones."""
+    found = []
+    for path in DOCS:
+        codes = [code for lang, code in BLOCK.findall(path.read_text(encoding="utf-8")) if lang == language]
+        if codes:
+            found.append((str(path.relative_to(ROOT)), "\n".join(codes)))
+    return found
+
+
+def code_of(path: Path) -> str:
+    """Return everything in a document that is set as code."""
+    text = path.read_text(encoding="utf-8")
+    return "\n".join([code for _, code in BLOCK.findall(text)] + re.findall(r"`([^`\n]+)`", BLOCK.sub("", text)))
+
+
+@pytest.mark.parametrize(("where", "code"), blocks("python"), ids=lambda value: value if value.endswith(".md") else "")
+def test_the_python_of_a_document_runs(where: str, code: str, tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, cwd=tmp_path, env=None)
+    assert done.returncode == 0, f"{where}:\n{done.stderr}"
+
+
+@pytest.mark.parametrize("path", DOCS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_commands_that_a_document_names_exist(path: Path) -> None:
+    code = code_of(path)
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert set(re.findall(r"\bmake ([a-z][a-z-]*)", code)) <= targets
+    for module in set(re.findall(r"python -m (jaxrl[\w.]*)", code)):
+        assert importlib.util.find_spec(module) is not None, module
+    assert set(re.findall(r"(?:^|\s)jaxrl ([a-z]+)\b", code)) <= set(VERBS)
+
+
+@pytest.mark.parametrize("path", DOCS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_files_that_a_document_links_to_exist(path: Path) -> None:
+    links = re.findall(r"\]\((?!https?://|#)([^)#\s]+)", path.read_text(encoding="utf-8"))
+    assert [link for link in links if not (path.parent / link).exists()] == []
+
+
+def test_every_metric_is_in_the_document_of_metrics() -> None:
+    text = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+    assert [name for name, meaning in MEANINGS.items() if f"| `{name}` | {meaning} |" not in text] == []
+
+
+def test_agents_md_is_short_enough_to_be_read() -> None:
+    assert len((ROOT / "AGENTS.md").read_text().splitlines()) <= 120

@@ -1,0 +1,319 @@
+"""The compiled step: one objective for every split, mesh and filler, and no update from a bad gradient or from nothing."""
+
+import collections
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from jaxrl.config.trainer import COUNT_AXES, MeshConfig
+from jaxrl.trainer.step import ARRAY_DTYPES, build_psum_denominators, densify
+from jaxrl.types import component_members
+from tests.trainer.tiny import (
+    accumulate,
+    make_batch,
+    make_config,
+    make_programs,
+    make_sample,
+    make_state,
+    take_step,
+    to_host,
+)
+
+ALL_STREAMS = ("advantages", "rl_weights", "ce_weights", "ref_kl_weights", "ref_logprobs")
+MESHES = {"data 8": MeshConfig(data=8), "2x2x2": MeshConfig(data=2, fsdp=2, tensor=2)}
+COLLECTIVE = re.compile(r"= (.+?) (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(?:-start)?\(")
+
+
+def samples_of_all_kinds():
+    """Nine samples of 3 to 11 tokens; some carry every stream, some only advantages."""
+    return [make_sample(i, 3 + i, streams=ALL_STREAMS if i % 2 else ("advantages",)) for i in range(9)]
+
+
+def collectives(lowered: jax.stages.Lowered) -> list[tuple[str, str]]:
+    """(kind, result type) of every communication in a compiled program; results may be tuples, and ops may be asynchronous."""
+    return [(match[2], match[1]) for match in COLLECTIVE.finditer(lowered.compile().as_text())]
+
+
+def assert_trees_close(found, expected, **tolerance):
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, **tolerance), found, expected)
+
+
+def assert_trees_equal(found, expected):
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+def gradient(samples, *, order=1, **fields):
+    """The accumulated gradient of samples packed under a configuration, and how many micro-batches it took."""
+    config = make_config(**fields)
+    programs = make_programs(config)
+    batch = make_batch(samples, config)
+    batch.micro_batches.sort(key=lambda micro_batch: order * int(micro_batch.segment_ids.astype(bool).sum()))
+    return to_host(accumulate(programs, make_state(programs), batch).grads), len(batch.micro_batches)
+
+
+def test_how_a_batch_is_split_into_micro_batches_does_not_change_its_gradient():
+    # One sample trains a single token, the other nine: a mean of per-micro-batch means would weigh them alike.
+    samples = [make_sample(0, 9, num_prompt=8), make_sample(1, 15, num_prompt=6)]
+    together, num_together = gradient(samples, rows=2)
+    apart, num_apart = gradient(samples, rows=1)
+    reversed_, _ = gradient(samples, rows=1, order=-1)
+    assert (num_together, num_apart) == (1, 2)
+    assert max(np.abs(leaf).max() for leaf in jax.tree.leaves(together)) > 1e-2
+    assert_trees_close(apart, together, rtol=1e-4, atol=1e-6)
+    assert_trees_close(reversed_, together, rtol=1e-4, atol=1e-6)
+
+
+def test_packing_samples_into_one_row_does_not_change_their_gradient():
+    samples = samples_of_all_kinds()
+    packed, num_packed = gradient(samples, rows=2, max_segments=4)
+    alone, num_alone = gradient(samples, rows=2, max_segments=1)
+    assert (num_packed, num_alone) == (3, 5)
+    assert_trees_close(alone, packed, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", MESHES)
+def test_a_step_on_eight_devices_is_the_step_on_one(name):
+    alone, spread = make_config(rows=2), make_config(mesh=MESHES[name], rows=1)
+    results = []
+    for config in (alone, spread):
+        programs = make_programs(config)
+        state, metrics = take_step(programs, make_state(programs), make_batch(samples_of_all_kinds(), config))
+        results.append((to_host(state), metrics))
+    (state_1, metrics_1), (state_8, metrics_8) = results
+    assert metrics_1["tokens/rl"] > 0 and metrics_1["tokens/ce"] > 0 and metrics_1["tokens/ref_kl"] > 0
+    assert metrics_8 == pytest.approx(metrics_1, rel=1e-4, abs=1e-5)
+    # The moments, not only the parameters: Adam's first update is a sign, which hides the size of a gradient.
+    assert_trees_close(state_8.opt_state, state_1.opt_state, rtol=1e-3, atol=1e-6)
+    # Where a gradient is tiny that sign is rounding noise, so a step of 1e-2 is compared with a tolerance of its own.
+    assert_trees_close(state_8.params, state_1.params, rtol=1e-3, atol=2e-4)
+
+
+@pytest.mark.parametrize("mesh", [*MESHES.values(), "data, tensor, context"], ids=lambda mesh: str(mesh))
+def test_denominators_are_summed_over_token_shards_with_one_all_reduce(mesh):
+    if isinstance(mesh, MeshConfig):
+        mesh = make_programs(make_config(mesh=mesh, rows=1)).mesh
+    else:
+        mesh = jax.make_mesh((2, 2, 2), ("data", "tensor", "context"), axis_types=(AxisType.Auto,) * 3)
+    shards = int(np.prod([mesh.shape[axis] for axis in COUNT_AXES if axis in mesh.shape]))
+    program = build_psum_denominators(mesh)
+    counts = np.zeros((shards, 3), np.int32)
+    counts[:, 0] = np.arange(1, shards + 1)
+    counts[0, 1] = 2**24 + 1
+    found = program(counts)
+    # An empty component divides by one; int32 inside: float32 could not add up to 2**24 + 2.
+    np.testing.assert_array_equal(found, np.float32([shards * (shards + 1) / 2, 2**24 + 1, 1]))
+    assert found.dtype == jnp.float32
+    kinds = [kind for kind, _ in collectives(program.lower(jax.ShapeDtypeStruct((shards, 3), jnp.int32)))]
+    assert kinds == ["all-reduce"]
+
+
+def test_data_parallel_grad_step_communicates_by_all_reduce_only_and_apply_not_at_all():
+    programs = make_programs(make_config(mesh=MESHES["data 8"], rows=1))
+    kinds = {kind for kind, _ in collectives(programs.lower("grad_step"))}
+    assert kinds == {"all-reduce"}
+    assert collectives(programs.lower("apply")) == []
+
+
+def test_the_communication_of_a_step_on_2x2x2_is_on_this_list():
+    programs = make_programs(make_config(mesh=MESHES["2x2x2"], rows=1))
+    counts = collections.Counter(kind for kind, _ in collectives(programs.lower("grad_step")))
+    most = {"all-gather": 40, "all-reduce": 30, "reduce-scatter": 10, "all-to-all": 4, "collective-permute": 4}
+    assert counts.keys() <= most.keys() and all(counts[kind] <= most[kind] for kind in counts), counts
+    # The update needs the norm of the gradient and nothing else: scalars.
+    for kind, result in collectives(programs.lower("apply")):
+        assert kind == "all-reduce" and set(re.findall(r"\w+\[[\d,]*\]", result)) == {"f32[]"}
+
+
+def test_the_pattern_finds_fused_and_asynchronous_collectives():
+    hlo = """
+      %all-reduce.1 = (f32[], f32[8,4]{1,0}, /*index=2*/f32[]) all-reduce(%a, %b, %c), replica_groups={}
+      %ag = ((f32[4]{0}), f32[8]{0}) all-gather-start(%d), dimensions={0}
+      %done = f32[8]{0} all-gather-done(%ag)
+      %x = f32[] fusion(%all-reduce.1), kind=kLoop
+    """
+    assert [match[2] for match in COLLECTIVE.finditer(hlo)] == ["all-reduce", "all-gather"]
+
+
+def members(micro_batch):
+    """Members of each component and the tokens that have context, recomputed from the packed arrays."""
+    arrays = densify(micro_batch)
+    segments = arrays["segment_ids"]
+    has_context = np.zeros_like(segments, bool)
+    has_context[:, 1:] = (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] != 0)
+    weights = (arrays[name] for name in ("rl_weights", "ce_weights", "ref_kl_weights"))
+    return arrays, component_members(arrays["loss_mask"], *weights, has_context), segments != 0
+
+
+@pytest.mark.parametrize("filler", [np.nan, np.inf, -np.inf, 1e30])
+@pytest.mark.parametrize("streams", [ALL_STREAMS, ("advantages",)], ids=["all streams", "advantages"])
+def test_what_a_masked_slot_holds_cannot_change_a_single_bit_of_the_update(filler, streams):
+    config = make_config()
+    programs = make_programs(config)
+    batch = make_batch([make_sample(i, 4 + i, num_prompt=3, streams=streams) for i in range(4)], config)
+    denominators = programs.psum_denominators(batch.member_counts)
+
+    def updated(arrays_of):
+        state = make_state(programs)
+        accumulator = programs.zero_accumulator(state)
+        for micro_batch in batch.micro_batches:
+            accumulator, _ = programs.grad_step(state, accumulator, arrays_of(micro_batch), denominators)
+        state, metrics = programs.apply(state, accumulator)
+        return to_host(state), {name: float(value) for name, value in metrics.items()}
+
+    def filled(micro_batch):
+        arrays, member, is_real = members(micro_batch)
+        compared = member.rl | member.ref_kl
+        masked = {
+            "inference_logprobs": ~compared,
+            "temperatures": ~(is_real & arrays["loss_mask"] | member.ref_kl),
+            "advantages": ~member.rl,
+            "rl_weights": ~(is_real & arrays["loss_mask"]),
+            "ce_weights": ~is_real,
+            "ref_kl_weights": ~is_real,
+            "ref_logprobs": ~member.ref_kl,
+        }
+        for name, where in masked.items():
+            assert where.any(), name
+            arrays[name] = np.where(where, np.float32(filler), arrays[name])
+        arrays["token_ids"] = np.where(is_real, arrays["token_ids"], 63).astype(np.int32)
+        arrays["position_ids"] = np.where(is_real, arrays["position_ids"], 10**6).astype(np.int32)
+        arrays["loss_mask"] = arrays["loss_mask"] | ~is_real
+        return arrays
+
+    clean, clean_metrics = updated(densify)
+    dirty, dirty_metrics = updated(filled)
+    assert clean_metrics["optim/grad_norm"] > 0
+    assert_trees_equal(dirty, clean)
+    assert dirty_metrics == clean_metrics
+
+
+def with_nan(batch):
+    """Poison one trained token's advantage."""
+    micro_batch = batch.micro_batches[0]
+    row, position = np.argwhere(members(micro_batch)[1].rl)[0]
+    micro_batch.advantages[row, position] = np.nan
+    return batch
+
+
+def test_a_nan_gradient_is_skipped_and_counted_and_leaves_weights_moments_and_schedule_alone():
+    schedule = {"type": "linear", "warmup_steps": 4, "decay_steps": 0}
+    config = make_config(optimizer={"lr": 1e-2, "schedule": schedule})
+    programs = make_programs(config)
+    samples = [make_sample(0, 10)]
+    state, first = take_step(programs, make_state(programs), make_batch(samples, config, 1))
+    before = to_host(state)
+    state, second = take_step(programs, state, with_nan(make_batch(samples, config, 2)))
+    after = to_host(state)
+    assert_trees_equal((after.params, after.opt_state), (before.params, before.opt_state))
+    assert (int(after.step), int(after.num_skipped), int(after.num_updates)) == (2, 1, 1)
+    assert not np.isfinite(second["optim/grad_norm"]) and second["optim/skipped_steps"] == 1
+    state, third = take_step(programs, state, make_batch(samples, config, 3))
+    # The skipped step did not use up a rate of the warm-up, and the weights move again.
+    assert first["optim/lr"] < second["optim/lr"] == third["optim/lr"] == pytest.approx(0.25e-2, rel=1e-5)
+    assert third["optim/skipped_steps"] == 1
+    assert np.abs(to_host(state).params["embed"]["weight"] - after.params["embed"]["weight"]).max() > 1e-4
+
+
+def test_a_step_without_any_member_has_a_zero_gradient_and_changes_nothing_but_the_counters():
+    config = make_config()
+    programs = make_programs(config)
+    state, _ = take_step(programs, make_state(programs), make_batch([make_sample(0, 10)], config, 1))
+    before = to_host(state)
+    sample = make_sample(1, 10, streams=("advantages", "rl_weights"))
+    sample.rl_weights[:] = 0.0
+    batch = make_batch([sample], config, 2)
+    assert batch.num_loss_tokens == 0
+    state, metrics = take_step(programs, state, batch)
+    after = to_host(state)
+    assert metrics["optim/grad_norm"] == 0.0 and metrics["loss/total"] == 0.0
+    # Neither weight decay nor the momentum of step 1 may move the policy.
+    assert_trees_equal((after.params, after.opt_state), (before.params, before.opt_state))
+    assert (int(after.step), int(after.num_empty), int(after.num_skipped)) == (2, 1, 0)
+    assert metrics["optim/empty_steps"] == 1 and metrics["optim/skipped_steps"] == 0
+
+
+def test_three_steps_of_cross_entropy_lower_the_loss():
+    config = make_config()
+    programs = make_programs(config)
+    sample = make_sample(0, 14, streams=("advantages", "rl_weights", "ce_weights"))
+    sample.rl_weights[:], sample.ce_weights[:] = 0.0, 1.0
+    sample.ce_weights[0] = 0.0
+    state, losses = make_state(programs), []
+    for step in (1, 2, 3):
+        state, metrics = take_step(programs, state, make_batch([sample], config, step))
+        losses.append(metrics["loss/total"])
+        assert metrics["loss/total"] == metrics["loss/ce"] == pytest.approx(metrics["ce/nll/mean"])
+    assert losses[0] > losses[1] > losses[2] and losses[0] - losses[2] > 0.3
+
+
+def test_the_gradient_norm_is_reported_before_clipping_and_metrics_are_divided_once():
+    config = make_config(optimizer={"lr": 1e-2, "max_grad_norm": 1e-3})
+    programs = make_programs(config)
+    samples = [make_sample(0, 9, num_prompt=8), make_sample(1, 15, num_prompt=6)]
+    batch = make_batch(samples, make_config(rows=1))
+    batch.micro_batches = [batch.micro_batches[0], batch.micro_batches[1]]
+    together, _ = gradient(samples)
+    norm = np.sqrt(sum(np.square(leaf.astype(np.float64)).sum() for leaf in jax.tree.leaves(together)))
+    _, metrics = take_step(programs, make_state(programs), make_batch(samples, config))
+    assert metrics["optim/grad_norm"] == pytest.approx(norm, rel=1e-5) and norm > 0.1
+    one = make_programs(make_config(rows=1))
+    _, apart = take_step(one, make_state(one), batch)
+    for name in ("mismatch/kl/mean", "entropy/mean", "mismatch/ratio/max", "loss/total", "tokens/rl"):
+        assert apart[name] == pytest.approx(metrics[name], rel=1e-4), name
+    assert metrics["tokens/rl"] == 10
+
+
+def test_an_absent_stream_becomes_its_identity_on_real_tokens_and_zero_on_padding():
+    micro_batch = make_batch([make_sample(0, 5)], make_config()).micro_batches[0]
+    assert micro_batch.rl_weights is None and micro_batch.ref_logprobs is None
+    arrays = densify(micro_batch)
+    assert {name: array.dtype for name, array in arrays.items()} == ARRAY_DTYPES
+    np.testing.assert_array_equal(arrays["rl_weights"], (micro_batch.segment_ids != 0).astype(np.float32))
+    assert all(not arrays[name].any() for name in ("ce_weights", "ref_kl_weights", "ref_logprobs"))
+    assert arrays["advantages"] is micro_batch.advantages
+
+
+def test_a_consumed_state_cannot_be_used_again():
+    config = make_config()
+    programs = make_programs(config)
+    state = make_state(programs)
+    accumulator = accumulate(programs, state, make_batch([make_sample(0, 6)], config))
+    programs.apply(state, accumulator)
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves((state, accumulator)))
+
+
+def test_parameters_and_moments_live_where_the_mesh_says():
+    programs = make_programs(make_config(mesh=MESHES["2x2x2"], rows=1))
+    state = make_state(programs)
+    expected = NamedSharding(programs.mesh, PartitionSpec("tensor", "fsdp"))
+    moments = state.opt_state[1]
+    for tree in (state.params, moments.mu, moments.nu):
+        weight = tree["embed"]["weight"]
+        assert weight.sharding.is_equivalent_to(expected, 2) and weight.addressable_shards[0].data.shape == (32, 16)
+    assert jax.tree.map(lambda leaf: leaf.sharding, state) == jax.tree.map(
+        lambda leaf: leaf.sharding, programs.abstract_state
+    )
+    assert state.step.sharding.is_fully_replicated
+
+
+def test_masters_in_bfloat16_keep_their_precision_and_moments_theirs():
+    config = make_config(param_dtype="bfloat16", compute_dtype="bfloat16", rows=1)
+    programs = make_programs(config)
+    state, metrics = take_step(programs, make_state(programs), make_batch([make_sample(0, 10)], config))
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(state.params)} == {"bfloat16"}
+    assert jax.tree.map(lambda leaf: leaf.dtype, state) == jax.tree.map(
+        lambda leaf: leaf.dtype, programs.abstract_state
+    )
+    assert np.isfinite(metrics["loss/total"]) and metrics["optim/grad_norm"] > 0
+
+
+def test_warm_up_returns_the_same_state_bit_for_bit():
+    config = make_config()
+    programs = make_programs(config)
+    state, _ = take_step(programs, make_state(programs), make_batch([make_sample(0, 10)], config))
+    before = to_host(state)
+    assert_trees_equal(to_host(programs.warm_up(state)), before)
