@@ -85,7 +85,7 @@ def test_while_both_sides_have_work_each_gets_half_of_the_time_whatever_a_call_t
         # A trainer with a gap submits its next job only after the thread has looked once and found nothing of it.
         is_trainer_back = not (has_gap and choice == "trainer")
     if has_gap:
-        # A gap always lets one tick in, which may be more than the engine's half; the trainer gets no more than its own.
+        # A gap always lets a tick in, which may be more than the engine's half; the trainer gets no more than its own.
         assert taken["trainer"] - taken["tick"] <= trainer_s + tick_s
     else:
         assert abs(taken["trainer"] - taken["tick"]) <= trainer_s + tick_s

@@ -214,7 +214,7 @@ def _check_credit(samples: Sequence[TrainingSample]) -> None:
             if np.any(sample.loss_mask if weights is None else sample.loss_mask & (weights != 0)):
                 raise PackingError(
                     f"{_name(sample, index)}: it has live rl tokens but no `advantages`; its algorithm must assign "
-                    "them (zeros count as assigned) or route the tokens to another component by setting `rl_weights` to 0"
+                    "them (zeros count as assigned) or route the tokens to another component with `rl_weights` 0"
                 )
         if sample.ref_kl_weights is not None and sample.ref_logprobs is None and np.any(sample.ref_kl_weights):
             raise PackingError(f"{_name(sample, index)}: it has ref_kl members but no `ref_logprobs`")

@@ -387,8 +387,8 @@ class Engine:
             token_ids, logprobs, versions = np.zeros(0, np.int32), np.zeros(0, np.float32), np.zeros(0, np.int32)
         else:
             token_ids, logprobs, versions = self._slots.sampled(ticket.slot)
-        self._drop(ticket)
         text = self._text(token_ids.tolist(), ticket.request.sampling)
+        self._drop(ticket)
         ticket.future.set_result(Generation(token_ids, logprobs, versions, finish_reason=reason, text=text))
 
     def _text(self, token_ids: list[int], sampling: TokenSampling) -> str:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import hashlib
+import warnings
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -139,7 +140,10 @@ def _dataset(config: ReasoningGymEnvConfig, tier: TierConfig) -> ProceduralDatas
 
 def _registry() -> dict[str, tuple[Callable[..., ProceduralDataset], type[Any]]]:
     try:
-        from reasoning_gym.factory import DATASETS
+        # Its dependency cellpylib compares with literals by `is`, which Python remarks on when it first compiles the file.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SyntaxWarning)
+            from reasoning_gym.factory import DATASETS
     except ImportError as error:
         raise ConfigError(
             f"an environment of type 'reasoning_gym' needs the package `reasoning-gym`, which cannot be imported ({error}); "

@@ -1,7 +1,7 @@
 """The small parts of a decoder: norm, rotary embedding, linear map, embedding table, gated feed-forward.
 
 Arrays in, arrays out; modules only declare parameters and apply them. Norms and rotations are computed in float32 whatever the
-compute dtype is. Nothing here knows about layers, meshes or checkpoints.
+compute dtype is. Nothing here knows how layers are stacked or where parameters come from.
 
 Letters: N tokens of all rows flattened, B rows, T positions, D hidden, E head_dim, F feed-forward.
 """
@@ -12,6 +12,9 @@ import chex
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import Mesh
+
+from jaxrl.models.mesh import pin
 
 INIT_STD = 0.02
 """Standard deviation of freshly drawn weights."""
@@ -121,9 +124,13 @@ class Embedding(nnx.Module):
     def __init__(self, num_tokens: int, size: int, *, rngs: nnx.Rngs) -> None:
         self.weight = nnx.Param(INIT_STD * jax.random.normal(rngs.params(), (num_tokens, size), jnp.float32))
 
-    def __call__(self, token_ids_BT: jax.Array, dtype: jax.typing.DTypeLike) -> jax.Array:
+    def __call__(self, token_ids_BT: jax.Array, dtype: jax.typing.DTypeLike, mesh: Mesh | None) -> jax.Array:
         """[B, T] int -> [B, T, size]; an id outside the table gives NaN, so that it cannot go unnoticed."""
-        return jnp.take(self.weight[...], token_ids_BT, axis=0, mode="fill").astype(dtype)
+        # The table is made whole along its width first: left alone, the partitioner exchanges activations instead.
+        table = pin(self.weight[...], mesh, ("vocab", "hidden"))
+        # Cast after the look-up: the gradients of a token's many uses are then summed in the parameter's precision.
+        x = jnp.take(table, token_ids_BT, axis=0, mode="fill").astype(dtype)
+        return pin(x, mesh, ("rows", "positions", "hidden"))
 
 
 class MLP(nnx.Module):

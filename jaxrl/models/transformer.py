@@ -79,7 +79,7 @@ class Transformer(nnx.Module):
         mask_BTT = visible_keys(segment_ids_BT)
         # Invariant: padding enters as zeros and sees only padding, so its hidden states are zeros whatever ids it carries.
         is_real_BT1 = (segment_ids_BT != 0)[:, :, None]
-        x_BTD = jnp.where(is_real_BT1, self.embed(token_ids_BT, compute_dtype), 0)
+        x_BTD = jnp.where(is_real_BT1, self.embed(token_ids_BT, compute_dtype, mesh), 0)
         x_ND = pin(x_BTD.reshape(B * T, -1), mesh, ("tokens", "hidden"))
         block, layers = nnx.split(self.layers)
 

@@ -106,7 +106,9 @@ class StepPrograms:
     """
 
     def __init__(self, model: Model, config: TrainerConfig, mesh: Mesh, max_steps: int) -> None:
-        assert model.mesh is None or model.mesh == mesh, "the model pins its activations on another mesh than the trainer's"
+        assert model.mesh is None or model.mesh == mesh, (
+            "the model pins its activations on another mesh than the trainer's"
+        )
         self.model = model
         self.config = config
         self.mesh = mesh
@@ -130,6 +132,7 @@ class StepPrograms:
         self._abstract_accumulator = accumulator
 
         state_shardings, sums_shardings = _shardings(self.abstract_state), _shardings(accumulator)
+        self._start = jax.jit(self._new_state, out_shardings=state_shardings, donate_argnums=0)
         jitted = {
             "zero_accumulator": jax.jit(self._zeros, out_shardings=sums_shardings),
             "psum_denominators": build_psum_denominators(mesh),
@@ -147,9 +150,9 @@ class StepPrograms:
         self._compiled: dict[str, jax.stages.Compiled] = {}
 
     def program(self, name: str) -> jax.stages.Compiled:
-        """Return one of the compiled programs, by the name of its method; `as_text()` and `memory_analysis()` tell of it.
+        """Return a compiled program by the name of its method; `as_text()` and `memory_analysis()` tell of it.
 
-        Compiled ahead of time, for the configured shapes and no others: a wrong shape is an error, never a recompilation.
+        Compiled ahead of time for the configured shapes and no others: a wrong shape is an error, never a recompilation.
         """
         if name not in self._compiled:
             self._compiled[name] = self._lowerings[name]().compile()
@@ -171,10 +174,8 @@ class StepPrograms:
         """
         chex.assert_trees_all_equal_structs(params, self.abstract_state.params)
         chex.assert_trees_all_equal_shapes(params, self.abstract_state.params)
-        shardings = _shardings(self.abstract_state)
         params = jax.tree.map(lambda leaf: leaf.astype(self.config.param_dtype), params)
-        start = jax.jit(self._new_state, out_shardings=shardings, donate_argnums=0)
-        return start(jax.device_put(params, shardings.params))
+        return self._start(jax.device_put(params, _shardings(self.abstract_state.params)))
 
     def zero_accumulator(self, state: TrainState) -> Accumulator:
         """Return the sums of no micro-batch at all, for a step from `state`."""
@@ -185,7 +186,7 @@ class StepPrograms:
         """Add up the member counts of all shards.
 
         Args:
-          counts: [shards, 3] int32, member tokens of rl, ce and ref_kl in each shard over all micro-batches of the step.
+          counts: [shards, 3] int32, member tokens of rl, ce and ref_kl in each shard, over the micro-batches of a step.
 
         Returns:
           [3] float32, each at least 1, on every device.

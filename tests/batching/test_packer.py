@@ -107,12 +107,12 @@ def test_attention_work_counts_in_the_balance():
     assert [[len(row) for row in m] for m in rows_of(batch)] == [[1, 1], [2, 2]]
 
 
-def test_an_attention_cost_of_zero_balances_tokens_alone():
-    lengths = [8, 4, 4, 4, 4]
-    for attention_cost, heaviest in ((0.0, [8]), (10.0, [4, 4])):
-        batch = pack([sample_of(n) for n in lengths], row_length=8, rows=1, shards=4, attention_cost=attention_cost)
-        rows = [row for shard in row_lengths_by_shard(batch, lengths, 1, 4) for row in shard]
-        assert len(rows) == 4 and heaviest in rows
+def test_the_heaviest_row_is_split_by_tokens_alone_or_by_attention_work_too():
+    lengths = [8, 5, 5, 1]  # first fit gives [8, 1] and [5, 5]; three shards need a third row
+    for attention_cost, expected in ((0.0, [[8, 1], [5], [5]]), (1.0, [[8], [1], [5, 5]])):
+        batch = pack([sample_of(n) for n in lengths], row_length=10, rows=1, shards=3, attention_cost=attention_cost)
+        rows = [row for shard in row_lengths_by_shard(batch, lengths, 1, 3) for row in shard]
+        assert sorted(rows) == sorted(expected)
 
 
 def test_rows_are_split_where_shards_would_idle_and_no_sample_is_lost():

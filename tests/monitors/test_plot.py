@@ -16,7 +16,9 @@ def test_the_curve_is_drawn_from_metrics_alone_and_shows_both_evaluations(tmp_pa
     assert without_evals == tmp_path / "reward_curve.png"
     before = imread(without_evals)
     (tmp_path / "metrics.jsonl").unlink()
-    append_lines(tmp_path / "metrics.jsonl", [{"step": 0, "eval/a/success_rate": 0.2}, *rows[:-1], {**rows[-1], "eval/a/success_rate": 0.9}])
+    append_lines(
+        tmp_path / "metrics.jsonl", [{"step": 0, "eval/a/success_rate": 0.2}, *rows[:-1], {**rows[-1], "eval/a/success_rate": 0.9}]
+    )
     draw_reward_curve(tmp_path, "run")
     after = imread(without_evals)
     assert before.shape == after.shape == (720, 1280, 4)

@@ -78,7 +78,7 @@ def test_the_first_update_is_the_sign_of_the_clipped_gradient_plus_decay():
     params = {"kernel": jnp.array([[2.0, -4.0]]), "layers": {"scale": jnp.ones((2, 1))}}
     grads = {"kernel": jnp.array([[3.0, -4.0]]), "layers": {"scale": jnp.zeros((2, 1))}}
     direction, _ = optimizer.update(grads, optimizer.init(params), params)
-    # Norm 5 is scaled to 0.5; bias-corrected Adam of one step is g / (|g| + eps); decay adds 0.1 * p to the matrix only.
+    # Norm 5 is scaled to 0.5; bias-corrected Adam's first step is g / (|g| + eps); only the matrix decays, by 0.1 * p.
     clipped = np.array([[0.3, -0.4]])
     np.testing.assert_allclose(
         direction["kernel"], clipped / (np.abs(clipped) + 1e-3) + 0.1 * params["kernel"], rtol=1e-5

@@ -37,13 +37,18 @@ ROW_LENGTH = 16
 
 
 def make_config(**fields: Any) -> TrainerConfig:
-    """A small trainer configuration; keyword arguments replace its fields."""
+    """A small trainer configuration; keyword arguments replace its fields. Compiling is slow: change few of them."""
     defaults = {
         "row_length": ROW_LENGTH,
         "rows": 2,
         "max_segments": 4,
         "head_chunk_tokens": 8,
-        "optimizer": {"lr": 1e-2, "weight_decay": 0.1},
+        "optimizer": {
+            "lr": 1e-2,
+            "weight_decay": 0.1,
+            "max_grad_norm": 0.05,
+            "schedule": {"type": "constant", "warmup_steps": 4},
+        },
     }
     return TrainerConfig(**(defaults | fields))
 

@@ -1,0 +1,428 @@
+"""From a `RunConfig` to wired objects, started and stopped in order: the only file that names every concrete class.
+
+In: a validated configuration, and whether to resume. Out: a finished run and its folder. What can fail without a device (folder, tokenizer,
+environments) is built first; then the device thread, the model, the programs, the engine; then both arms run until the last step is
+reported, Ctrl-C, or the first failure. It decides nothing about training: each part has its own rules.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import functools
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+
+import jax
+
+from jaxrl.batching import pack
+from jaxrl.config.env import EnvBase, env_name
+from jaxrl.config.load import dump_toml
+from jaxrl.config.run import RunConfig
+from jaxrl.devices import DeviceThread
+from jaxrl.engine.client import EmbeddedEndpoint
+from jaxrl.engine.engine import Engine
+from jaxrl.envs.base import Environment
+from jaxrl.envs.build import build_environment, require_disjoint_questions
+from jaxrl.errors import ConfigError, DeadlineError
+from jaxrl.evals.harness import EnvEvalHarness
+from jaxrl.inference.pool import PolicyPool
+from jaxrl.inference.rendering import Renderer
+from jaxrl.models import ModelSpec, build_mesh, load_pretrained
+from jaxrl.monitors import MonitorSet
+from jaxrl.orchestrator.algo import build_algorithm
+from jaxrl.orchestrator.orchestrator import Orchestrator
+from jaxrl.orchestrator.sampler import Sampler, TrainEnv
+from jaxrl.tasks import build_task_sampler
+from jaxrl.trainer.checkpoint import Checkpointer
+from jaxrl.trainer.loop import ORCHESTRATOR_PART, Trainer
+from jaxrl.trainer.state import TrainState
+from jaxrl.trainer.step import StepPrograms, build_programs
+from jaxrl.transport.memory import InProcessChannel
+from jaxrl.weights.memory import WeightStore
+
+STOP_DEADLINE_S = 600.0
+"""How long an orderly stop may take: the running step, a checkpoint, the device thread's last call."""
+
+Progress = Callable[[str, float, float], None]
+"""Called with a phase, how much of it is done, and how much there is."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run ended."""
+
+    run_dir: Path
+    step: int
+    """Steps done, those before a resume included."""
+    is_complete: bool
+    """False if it was asked to stop early; its state is saved then."""
+
+
+@dataclasses.dataclass(slots=True)
+class ArrayArm:
+    """The model on its devices: what trains, what generates, and the thread that owns both."""
+
+    device: DeviceThread
+    spec: ModelSpec
+    programs: StepPrograms
+    state: TrainState
+    store: WeightStore
+    engine: Engine
+    checkpointer: Checkpointer
+    start_step: int
+    orchestrator_state: bytes | None
+    """The orchestrator's part of the checkpoint that was restored; None for a new run."""
+
+
+def launch(config: RunConfig, *, resume: bool = False, stop_after: int | None = None) -> Outcome:
+    """Train until `run.max_steps`, or until Ctrl-C.
+
+    Args:
+      config: the run. Its folder must be new, or hold a complete checkpoint if `resume`.
+      resume: go on from the newest complete checkpoint of the folder.
+      stop_after: stop, as Ctrl-C would, after this step; the schedule still is that of `run.max_steps`.
+
+    Returns:
+      Where the run is and how far it came.
+
+    Raises:
+      ConfigError, ModelLoadError: something in the configuration cannot be used; nothing was trained.
+      RunFailedError: the run cannot go on; the message says how to resume.
+      JaxrlError: the first failure of any part.
+    """
+    refuse_many_processes()
+    run_dir = config.run_dir
+    checkpointer = Checkpointer(run_dir / "checkpoints", config.trainer.checkpoint.keep_last, build_mesh(config.trainer.mesh))
+    start_step = _open_run_folder(config, checkpointer, resume=resume)
+    renderer, train, heldout = build_worlds(config)
+    with _logging_to(run_dir / "logs"), contextlib.ExitStack() as stack:
+        monitors = MonitorSet(
+            run_dir,
+            config.monitors,
+            name=config.run.name,
+            max_steps=config.run.max_steps,
+            resume_step=start_step,
+            devices=[str(device) for device in jax.devices()],
+        )
+        stack.callback(monitors.close)
+        arm = stack.enter_context(array_arm(config, renderer, checkpointer, start_step, monitors.progress))
+        monitors.status("")
+        done = asyncio.run(_train(config, arm, renderer, train, heldout, monitors, stop_after))
+    if done < config.run.max_steps:
+        logging.getLogger(__name__).warning("stopped after step %d; resume with: %s", done, _resume_command(run_dir))
+    return Outcome(run_dir, done, is_complete=done >= config.run.max_steps)
+
+
+def refuse_many_processes() -> None:
+    """Raise a ConfigError in a job of several processes: the embedded engine serves one process."""
+    if jax.distributed.is_initialized() and jax.process_count() > 1:
+        raise ConfigError(
+            f"`inference.type`='embedded' runs engine, orchestrator and trainer in one process, but this job has "
+            f"{jax.process_count()} processes; start one process, which uses all of its own devices through `trainer.mesh`"
+        )
+
+
+def build_worlds(config: RunConfig) -> tuple[Renderer, list[Environment], list[Environment]]:
+    """Build everything that needs no device: the renderer, the training and the evaluation environments.
+
+    Raises:
+      ConfigError: an environment's setting is wrong, or a held-out question is trained on.
+      ModelLoadError: the model directory has no usable tokenizer.
+    """
+    renderer = Renderer.from_pretrained(config.orchestrator.model.name)
+    train = [build_environment(env) for env in config.orchestrator.train.env]
+    heldout = [build_environment(env) for env in config.orchestrator.eval.env]
+    require_disjoint_questions(train, heldout)
+    return renderer, train, heldout
+
+
+@contextlib.contextmanager
+def array_arm(
+    config: RunConfig, renderer: Renderer, checkpointer: Checkpointer, start_step: int | None, progress: Progress
+) -> Iterator[ArrayArm]:
+    """Load the model, or restore it, compile every program, and keep the device thread running for the body of the `with`.
+
+    Args:
+      config: the run.
+      renderer: gives the engine its text and is checked against the model's vocabulary.
+      checkpointer: where `start_step` is restored from.
+      start_step: None starts from the model directory.
+      progress: called with `loading` and `compiling`.
+    """
+    device = DeviceThread("device")
+    device.start()
+    try:
+        arm = device.run(_build_array_arm, config, renderer, checkpointer, start_step, device, progress, kind="engine")
+        device.attach_engine(arm.engine.has_work, arm.engine.tick)
+        yield arm
+    finally:
+        device.stop(STOP_DEADLINE_S)
+
+
+def _build_array_arm(
+    config: RunConfig,
+    renderer: Renderer,
+    checkpointer: Checkpointer,
+    start_step: int | None,
+    device: DeviceThread,
+    progress: Progress,
+) -> ArrayArm:
+    """Runs on the device thread."""
+    trainer = config.trainer
+    mesh = build_mesh(trainer.mesh)
+    progress("loading", 0, 1)
+    model, params = load_pretrained(config.orchestrator.model.name, param_dtype=trainer.param_dtype, mesh=mesh)
+    _check_fits(config, renderer, model.spec)
+    programs = build_programs(model, trainer, mesh, config.run.max_steps)
+    orchestrator_state = None
+    if start_step is None:
+        state = programs.init_state(params)
+    else:
+        del params
+        state, parts = checkpointer.restore(start_step, programs.abstract_state)
+        orchestrator_state = parts[ORCHESTRATOR_PART]
+    progress("loading", 1, 1)
+
+    version = start_step or 0
+    store = WeightStore(model.spec, config.inference.dtype)
+    store.publish(version, state.params)
+    progress("compiling", 0, 2)
+    programs.compile()
+    progress("compiling", 1, 2)
+    engine = Engine(model.spec, store.get(version), config.inference, version=version, decode_text=renderer.decode)
+    engine.warm_up(lambda _, done, total: progress("compiling", 1 + done / total, 2))
+    progress("compiling", 2, 2)
+    return ArrayArm(device, model.spec, programs, state, store, engine, checkpointer, version, orchestrator_state)
+
+
+def _check_fits(config: RunConfig, renderer: Renderer, spec: ModelSpec) -> None:
+    name = config.orchestrator.model.name
+    if renderer.vocab_size > spec.vocab_size:
+        raise ConfigError(
+            f"{name}: the tokenizer has {renderer.vocab_size} ids but the model only {spec.vocab_size} rows; they are of different models"
+        )
+    longest = max(config.inference.max_model_len, config.trainer.row_length)
+    if config.inference.max_model_len > spec.max_position_embeddings:
+        raise ConfigError(
+            f"`inference.max_model_len`={longest} is beyond the {spec.max_position_embeddings} positions of {name}; lower it"
+        )
+
+
+async def _train(
+    config: RunConfig,
+    arm: ArrayArm,
+    renderer: Renderer,
+    train: Sequence[Environment],
+    heldout: Sequence[Environment],
+    monitors: MonitorSet,
+    stop_after: int | None,
+) -> int:
+    """Run both arms side by side and return how many steps are done."""
+    settings = config.orchestrator
+    pool = PolicyPool([EmbeddedEndpoint(arm.engine, arm.device, arm.store)], arm.start_step)
+    channel = InProcessChannel(capacity=1)
+    channel.bind_loop(asyncio.get_running_loop())
+    last_step = min(config.run.max_steps, stop_after or config.run.max_steps)
+    orchestrator = Orchestrator(
+        settings,
+        [
+            _train_env(config, index, env_config, env, pool, renderer)
+            for index, (env_config, env) in enumerate(zip(settings.train.env, train, strict=True))
+        ],
+        pool=pool,
+        channel=channel,
+        pack=functools.partial(
+            pack,
+            row_length=config.trainer.row_length,
+            rows=config.trainer.rows,
+            shards=config.trainer.mesh.row_shards,
+            max_segments=config.trainer.max_segments,
+            overlong=config.trainer.overlong,
+        ),
+        monitors=monitors,
+        max_steps=last_step,
+        seed=config.run.seed,
+        async_level=config.async_level,
+        row_length=config.trainer.row_length,
+        overlong=config.trainer.overlong,
+        evaluate=_evaluate(config, heldout, pool, renderer, monitors) if heldout else None,
+    )
+    if arm.orchestrator_state is not None:
+        orchestrator.restore(arm.orchestrator_state)
+    trainer = Trainer(
+        arm.programs,
+        arm.state,
+        config.trainer,
+        device=arm.device,
+        channel=channel,
+        publish=arm.store.publish,
+        checkpointer=arm.checkpointer,
+        snapshot=lambda: orchestrator.snapshot(trainer.step),
+        max_steps=last_step,
+        start_step=arm.start_step,
+        batch_deadline_s=settings.wait_deadline_s,
+    )
+    with _ctrl_c(orchestrator.request_stop, monitors):
+        training = _in_thread(trainer.run, "trainer")
+        try:
+            await orchestrator.run()
+        finally:
+            await _settle(training)
+            await pool.close()
+    return trainer.step
+
+
+def _train_env(
+    config: RunConfig, index: int, env_config: EnvBase, env: Environment, pool: PolicyPool, renderer: Renderer
+) -> TrainEnv:
+    """Give an environment its task sampler, its sampler and its algorithm."""
+    settings = config.orchestrator
+    return TrainEnv(
+        name=env_name(env_config),
+        ratio=env_config.ratio,
+        tasks=build_task_sampler(env_config.tasks, env.tasks(), rng_seed=config.run.seed + index),
+        sampler=Sampler(
+            env,
+            pool,
+            renderer,
+            settings.sampling_of(env_config),
+            run_seed=config.run.seed,
+            window=config.inference.max_model_len,
+            rollout_deadline_s=env_config.rollout_deadline_s,
+        ),
+        algorithm=build_algorithm(settings.algo_of(env_config), pool),
+    )
+
+
+def _evaluate(
+    config: RunConfig, heldout: Sequence[Environment], pool: PolicyPool, renderer: Renderer, monitors: MonitorSet
+) -> Callable[[int, int], object]:
+    """Return the function that measures the served policy on every held-out environment."""
+    settings = config.orchestrator.eval
+    harnesses = [
+        EnvEvalHarness(
+            env,
+            pool,
+            renderer,
+            env_config.sampling or settings.sampling,
+            run_seed=config.run.seed,
+            window=config.inference.max_model_len,
+            num_tasks=settings.num_tasks,
+            success_threshold=settings.success_threshold,
+            concurrency=2 * config.inference.num_slots,
+            rollout_deadline_s=env_config.rollout_deadline_s,
+            on_progress=functools.partial(monitors.progress, f"evaluating {env.name}"),
+        )
+        for env_config, env in zip(settings.env, heldout, strict=True)
+    ]
+
+    async def evaluate(step: int, version: int) -> None:
+        for harness in harnesses:
+            result = await harness.run(step)
+            scores = result.scores | {"policy_version": float(version)}
+            await asyncio.to_thread(monitors.log_eval, step, result.env_name, scores, result.rows)
+
+    return evaluate
+
+
+def _in_thread(call: Callable[[], None], name: str) -> Future[None]:
+    """Run a blocking call in a thread of its own; the default pool is for short work."""
+    future: Future[None] = Future()
+
+    def work() -> None:
+        try:
+            call()
+        except BaseException as error:
+            future.set_exception(error)
+        else:
+            future.set_result(None)
+
+    threading.Thread(target=work, name=name, daemon=True).start()
+    return future
+
+
+async def _settle(training: Future[None]) -> None:
+    """Wait for the trainer to end; its own failure has reached the orchestrator through the channel already."""
+    try:
+        async with asyncio.timeout(STOP_DEADLINE_S):
+            await asyncio.wrap_future(training)
+    except TimeoutError as error:
+        raise DeadlineError(f"the trainer did not end within {STOP_DEADLINE_S:g} s after the orchestrator did") from error
+
+
+@contextlib.contextmanager
+def _ctrl_c(request_stop: Callable[[], None], monitors: MonitorSet) -> Iterator[None]:
+    """Let the first Ctrl-C (or SIGTERM) stop the run in order, and the second one end the process at once."""
+    loop = asyncio.get_running_loop()
+    is_asked = False
+
+    def stop() -> None:
+        nonlocal is_asked
+        if is_asked:
+            os._exit(130)
+        is_asked = True
+        monitors.status("stopping: finishing the running step and saving; Ctrl-C again ends at once")
+        request_stop()
+
+    # Signals can be handled in the main thread only; a run inside another program's thread goes without.
+    is_main = threading.current_thread() is threading.main_thread()
+    signals = (signal.SIGINT, signal.SIGTERM) if is_main else ()
+    for number in signals:
+        loop.add_signal_handler(number, stop)
+    try:
+        yield
+    finally:
+        for number in signals:
+            loop.remove_signal_handler(number)
+
+
+def _open_run_folder(config: RunConfig, checkpointer: Checkpointer, *, resume: bool) -> int | None:
+    """Make the run folder and write the resolved configuration; return the step to resume from, or None for a new run."""
+    run_dir = config.run_dir
+    if resume:
+        step = checkpointer.latest_complete()
+        if step is None:
+            raise ConfigError(
+                f"{run_dir} has no complete checkpoint to resume from; start the run anew with --config and another `run.name`"
+            )
+        return step
+    if run_dir.exists() and any(run_dir.iterdir()):
+        raise ConfigError(
+            f"the run folder {run_dir} is not empty; go on with it ({_resume_command(run_dir)}), delete it, or choose another "
+            "`run.name` or `run.output_dir`"
+        )
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        (run_dir / "config.toml").write_text(dump_toml(config), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"the run folder {run_dir} cannot be written: {error}; set `run.output_dir` to a folder that can") from error
+    return None
+
+
+def _resume_command(run_dir: Path) -> str:
+    return f"python -m jaxrl.train --resume {run_dir}"
+
+
+@contextlib.contextmanager
+def _logging_to(folder: Path) -> Iterator[None]:
+    """Send every log record of the package from INFO up to `run.log`, besides what the terminal shows."""
+    folder.mkdir(parents=True, exist_ok=True)
+    handler = logging.FileHandler(folder / "run.log", encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    root = logging.getLogger("jaxrl")
+    level = root.level
+    root.setLevel(logging.INFO)
+    root.addHandler(handler)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+        root.setLevel(level)
+        handler.close()

@@ -1,0 +1,91 @@
+"""An environment from two functions."""
+
+import asyncio
+import threading
+
+import pytest
+
+from jaxrl.envs.play import play_rollout
+from jaxrl.envs.single_turn import SingleTurnEnvironment
+from jaxrl.errors import ConfigError
+from jaxrl.types import Boundary, Rollout
+from tests.envs.policies import make_rollout, open_session, saying
+from tests.fakes import ScriptedEndpoint
+
+TASKS = [{"id": "hi", "text": "hi"}, {"id": "ho", "text": "ho"}]
+
+
+def shout(**options) -> SingleTurnEnvironment:  # type: ignore[no-untyped-def]
+    settings = {"prompt": lambda spec: f"Shout: {spec['text']}", "score": lambda spec, text: float(text == spec["text"].upper())}
+    return SingleTurnEnvironment("shout", TASKS, **(settings | options))
+
+
+async def played(env: SingleTurnEnvironment, endpoint: ScriptedEndpoint) -> Rollout:
+    rollout = make_rollout(TASKS[0])
+    await play_rollout(env, rollout, open_session(endpoint, rollout), 10.0)
+    return rollout
+
+
+async def test_the_question_is_asked_once_and_the_reply_is_scored() -> None:
+    good, bad = await played(shout(), saying("HI")), await played(shout(), saying("hi"))
+    assert (good.reward, bad.reward) == (1.0, 0.0) and good.num_turns == 1 and good.stop_reason == "done"
+    assert [m["content"] for m in good.messages()] == ["Shout: hi", "HI"]
+
+
+async def test_a_system_prompt_comes_first() -> None:
+    rollout = await played(shout(system_prompt="Be loud."), saying("HI"))
+    assert rollout.messages()[0] == {"role": "system", "content": "Be loud."}
+
+
+async def test_a_score_may_be_a_coroutine_function() -> None:
+    async def judge(spec: dict, text: str) -> float:
+        await asyncio.sleep(0)
+        return 0.25
+
+    assert (await played(shout(score=judge), saying("HI"))).reward == 0.25
+
+
+async def test_a_plain_score_runs_off_the_event_loop() -> None:
+    threads: list[threading.Thread] = []
+
+    def score(spec: dict, text: str) -> float:
+        threads.append(threading.current_thread())
+        return 1.0
+
+    await played(shout(score=score), saying("HI"))
+    assert threads[0] is not threading.main_thread()
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_a_score_that_raises_fails_at_the_grader_with_its_own_exception(is_async: bool) -> None:
+    def broken(spec: dict, text: str) -> float:
+        raise ZeroDivisionError("no terms")
+
+    async def broken_too(spec: dict, text: str) -> float:
+        return broken(spec, text)
+
+    failure = (await played(shout(score=broken_too if is_async else broken), saying("HI"))).failure
+    assert failure is not None and (failure.boundary, failure.type, failure.message) == (Boundary.GRADER, "ZeroDivisionError", "no terms")
+
+
+async def test_a_prompt_that_raises_is_the_environments_failure() -> None:
+    failure = (await played(shout(prompt=lambda spec: spec["nothing"]), saying("HI"))).failure
+    assert failure is not None and failure.boundary is Boundary.ENV and failure.type == "KeyError"
+
+
+async def test_a_score_of_none_is_unscored() -> None:
+    rollout = await played(shout(score=lambda spec, text: None), saying("HI"))
+    assert rollout.reward is None and rollout.failure is None
+
+
+@pytest.mark.parametrize(("require_stop", "reward"), [(True, 0.0), (False, 1.0)])
+async def test_a_reply_that_was_cut_is_worth_nothing_only_if_a_stop_is_required(require_stop: bool, reward: float) -> None:
+    endless = ScriptedEndpoint(lambda request, version: [70, 71])
+    rollout = await played(shout(score=lambda spec, text: 1.0, require_stop=require_stop), endless)
+    assert rollout.reward == reward and rollout.is_truncated and rollout.stop_reason == "max_tokens"
+
+
+@pytest.mark.parametrize("tasks", [[], [{"text": "no id"}], [{"id": "a"}, {"id": "a"}]])
+def test_tasks_need_ids_of_their_own(tasks: list) -> None:
+    with pytest.raises(ConfigError, match="shout"):
+        SingleTurnEnvironment("shout", tasks, prompt=str, score=lambda spec, text: 0.0)

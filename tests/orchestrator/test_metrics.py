@@ -1,0 +1,129 @@
+import asyncio
+import time
+from collections import Counter
+
+import pytest
+
+from jaxrl.config.orchestrator import ZeroAdvantageFilterConfig
+from jaxrl.orchestrator.metrics import LoopLag, StepTimer, StepWindow, staleness_metrics, time_metrics
+from jaxrl.types import Boundary, Bucket, Failure
+from tests.builders import make_group, make_rollout
+from tests.fakes import FakeClock
+
+
+def _decided(reward, bucket, *, order=0, env_name="toy", member=0, num_tokens=3, **attributes):
+    turns = (((1, 2), tuple(range(3, 3 + num_tokens))),)
+    rollout = make_rollout(reward, env_name=env_name, member=member, turns=turns)
+    rollout.bucket = bucket
+    for name, value in attributes.items():
+        setattr(rollout, name, value)
+    return order, rollout
+
+
+def _window(*entries) -> StepWindow:
+    window = StepWindow()
+    for order, rollout in entries:
+        window.add_rollout(order, rollout)
+    return window
+
+
+def test_reward_means_are_over_every_scored_rollout_and_errors_are_counted_apart():
+    failure = Failure(Boundary.ENV, "ValueError", "broke")
+    window = _window(
+        _decided(1.0, Bucket.TRAINED, num_tokens=2),
+        _decided(0.0, "filtered/zero_advantage", num_tokens=6),
+        _decided(0.5, Bucket.TRAINED, env_name="other", num_tokens=1, is_truncated=True),
+        _decided(None, Bucket.ERRORED, failure=failure),
+        _decided(None, Bucket.CANCELLED),
+    )
+    metrics = window.metrics()
+    assert metrics["rollout/reward/mean"] == 0.5
+    assert metrics["rollout/reward/mean/toy"] == 0.5
+    assert metrics["rollout/reward/mean/other"] == 0.5
+    assert metrics["rollout/reward/trained_mean"] == 0.75
+    assert metrics["rollout/completion_tokens/mean"] == 3.0
+    assert metrics["rollout/error_frac"] == 0.25
+    assert metrics["rollout/truncated_frac"] == 0.25
+
+
+def test_what_is_undefined_is_left_out():
+    assert _window(_decided(None, Bucket.CANCELLED)).metrics() == {}
+    assert staleness_metrics(3, [make_rollout(version=None, logprob=None)]) == {}
+
+
+def test_rollouts_come_in_draw_order_and_then_by_member():
+    window = _window(*(_decided(1.0, Bucket.TRAINED, order=o, member=m) for o, m in [(2, 1), (0, 1), (2, 0), (0, 0)]))
+    assert [r.member for r in window.rollouts()] == [0, 1, 0, 1]
+    window.clear()
+    assert window.rollouts() == []
+
+
+def test_advantages_are_summed_up_per_rollout():
+    window = StepWindow()
+    for member, advantage in enumerate([0.5, -0.5, 0.0, None]):
+        _, rollout = _decided(1.0, Bucket.TRAINED, member=member)
+        if advantage is not None:
+            rollout.assign_advantages(advantage)
+        window.add_rollout(0, rollout)
+    metrics = window.metrics()
+    names = ("advantage/mean", "advantage/min", "advantage/max", "advantage/zero_frac")
+    assert [metrics[name] for name in names] == pytest.approx([0.0, -0.5, 0.5, 1 / 3])
+
+
+def test_a_group_has_no_signal_when_every_assigned_advantage_is_zero():
+    window = StepWindow()
+    for advantages in ([0.0, 0.0], [0.5, -0.5], [None, None]):
+        group = make_group([1.0, 1.0])
+        for rollout, advantage in zip(group, advantages, strict=True):
+            if advantage is not None:
+                rollout.assign_advantages(advantage)
+        window.add_group(group.rollouts)
+    assert window.metrics()["group/zero_signal_frac"] == 0.5
+
+
+def test_a_filters_share_is_of_the_rollouts_that_it_saw():
+    window = StepWindow()
+    filters = [ZeroAdvantageFilterConfig()]
+    window.add_matches(Counter(zero_advantage=1), 4, filters)
+    window.add_matches(Counter(), 4, filters)
+    assert window.metrics() == {"filters/zero_advantage/frac": 0.125}
+
+
+def test_staleness_is_mean_and_max_over_the_trained_rollouts():
+    rollouts = [make_rollout(version=v) for v in (4, 3, 4)]
+    assert staleness_metrics(5, rollouts) == {"policy/staleness_steps/mean": 1 / 3, "policy/staleness_steps/max": 1.0}
+
+
+def test_the_timer_tells_generation_from_waiting_for_a_version():
+    clock = FakeClock()
+    timer = StepTimer(clock)
+    timer.set_gate(is_open=False)
+    clock.advance(3.0)
+    timer.set_gate(is_open=False)
+    clock.advance(1.0)
+    timer.set_gate(is_open=True)
+    clock.advance(5.0)
+    assert timer.lap() == (5.0, 4.0)
+    timer.restart()
+    clock.advance(2.0)
+    timer.set_gate(is_open=False)
+    clock.advance(1.0)
+    assert timer.lap() == (2.0, 1.0)
+
+
+def test_the_speed_of_generation_counts_every_decided_rollout():
+    rollouts = [_decided(1.0, Bucket.TRAINED, num_tokens=6)[1], _decided(None, Bucket.STALE, num_tokens=4)[1]]
+    metrics = time_metrics(rollouts, generate_s=2.0, wait_s=1.0, pack_s=0.5)
+    assert metrics["throughput/generated_tokens_per_s"] == 5.0
+    assert "throughput/generated_tokens_per_s" not in time_metrics(rollouts, generate_s=0.0, wait_s=0.0, pack_s=0.0)
+
+
+async def test_a_blocked_event_loop_shows_as_lag():
+    lag = LoopLag()
+    assert lag.metrics() == {}
+    task = asyncio.create_task(lag.run())
+    await asyncio.sleep(0)
+    time.sleep(0.3)
+    await asyncio.sleep(0.01)
+    task.cancel()
+    assert 0.15 < lag.metrics()["loop/lag_s/p99"] < 5.0
