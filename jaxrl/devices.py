@@ -299,6 +299,7 @@ class DeviceThread:
     def _do(self, job: _Job | None) -> BaseException | None:
         """Run one job, or one tick when there is none; return the exception of a tick."""
         if job is None:
+            assert self._tick is not None, "a tick was chosen without an engine"
             try:
                 self._tick()
             except BaseException as raised:

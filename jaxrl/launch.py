@@ -99,7 +99,7 @@ def launch(config: RunConfig, *, resume: bool = False, stop_after: int | None = 
     """
     refuse_many_processes()
     run_dir = config.run_dir
-    checkpointer = Checkpointer(run_dir / "checkpoints", config.trainer.checkpoint.keep_last, build_mesh(config.trainer.mesh))
+    checkpointer = checkpoints_of(config)
     start_step = _open_run_folder(config, checkpointer, resume=resume)
     renderer, train, heldout = build_worlds(config)
     with _logging_to(run_dir / "logs"), contextlib.ExitStack() as stack:
@@ -118,6 +118,16 @@ def launch(config: RunConfig, *, resume: bool = False, stop_after: int | None = 
     if done < config.run.max_steps:
         logging.getLogger(__name__).warning("stopped after step %d; resume with: %s", done, _resume_command(run_dir))
     return Outcome(run_dir, done, is_complete=done >= config.run.max_steps)
+
+
+def checkpoints_of(config: RunConfig) -> Checkpointer:
+    """Return the checkpoints of a run's folder; touches no file.
+
+    Raises:
+      ConfigError: `trainer.mesh` does not fit the devices.
+    """
+    checkpoint = config.trainer.checkpoint
+    return Checkpointer(config.run_dir / "checkpoints", checkpoint.keep_last, build_mesh(config.trainer.mesh))
 
 
 def refuse_many_processes() -> None:

@@ -1,7 +1,8 @@
-"""Small real implementations of our protocols, for tests: a scripted policy, a toy world, a trainer without a model, a clock.
+"""Small real implementations of our protocols, for tests: a scripted policy, a toy world, a trainer without a model, a
+clock.
 
-Each fake does what its protocol promises and nothing else: replies are pure functions of (prompt, seed, version), so two runs that ask the
-same questions get the same answers whatever the timing. None of them imports JAX.
+Each fake does what its protocol promises and nothing else: replies are pure functions of (prompt, seed, version), so
+two runs that ask the same questions get the same answers whatever the timing. None of them imports JAX.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ SCRIPTED_DEADLINE_S = 20.0
 def hashed_reply(
     request: GenerateRequest, version: int, *, low: int = 65, high: int = 91, max_length: int = 4
 ) -> list[int]:
-    """Return 1 to `max_length` ids in `[low, high)` and a stop id, fixed by the prompt, the seed and the version alone."""
+    """Return 1 to `max_length` ids in `[low, high)` and a stop id, fixed by the prompt, the seed and the version
+    alone."""
     text = f"{request.sampling.seed}/{version}/".encode() + np.asarray(request.token_ids, np.int32).tobytes()
     digest = hashlib.blake2b(text, digest_size=32).digest()
     length = 1 + digest[0] % max_length
@@ -40,8 +42,8 @@ def hashed_reply(
 class ScriptedEndpoint:
     """An `Endpoint` that answers from a script, with a version, pauses, latencies and failures of its own.
 
-    The first half of a reply is sampled when the request starts and the rest when it ends, so a reply that a weight update overtakes
-    holds tokens of two versions.
+    The first half of a reply is sampled when the request starts and the rest when it ends, so a reply that a weight
+    update overtakes holds tokens of two versions.
     """
 
     def __init__(self, reply: Reply = hashed_reply, *, version: int = 0, latency: Latency | None = None) -> None:
@@ -221,7 +223,8 @@ class TrainerChannel(Protocol):
 class FakeTrainer:
     """Takes batches from a channel in a thread of its own and answers at once: no model, the same protocol.
 
-    For each batch it announces the version, calls `on_applied(step)` (where a real trainer commits a checkpoint) and then reports.
+    For each batch it announces the version, calls `on_applied(step)` (where a real trainer commits a checkpoint) and
+    then reports.
     """
 
     def __init__(

@@ -109,6 +109,7 @@ def pack(
       [[6, 0, 0]]
     """
     _check_arguments(row_length, rows, shards, max_segments, overlong, context_shards)
+    _check_lengths(samples)
     _check_credit(samples)
     packed, overlong_indices = _fit_to_row(samples, row_length, overlong)
     lengths = [len(sample.token_ids) for sample in packed]
@@ -206,6 +207,22 @@ def _check_arguments(
         )
 
 
+def _check_lengths(samples: Sequence[TrainingSample]) -> None:
+    """Refuse an empty sample, and one whose arrays disagree in length."""
+    lengths = [len(sample.token_ids) for sample in samples]
+    if 0 in lengths:
+        index = lengths.index(0)
+        raise PackingError(f"{_name(samples[index], index)}: it has no tokens")
+    for name in (*REQUIRED_STREAMS, *OPTIONAL_STREAMS):
+        arrays = [getattr(sample, name) for sample in samples]
+        entries = [length if array is None else len(array) for array, length in zip(arrays, lengths, strict=True)]
+        if entries != lengths:
+            index = next(i for i, length in enumerate(lengths) if entries[i] != length)
+            raise PackingError(
+                f"{_name(samples[index], index)}: `{name}` has {entries[index]} entries for {lengths[index]} tokens"
+            )
+
+
 def _check_credit(samples: Sequence[TrainingSample]) -> None:
     """Refuse live rl tokens without advantages and ref_kl members without a reference."""
     for index, sample in enumerate(samples):
@@ -227,10 +244,7 @@ def _fit_to_row(
     packed: list[TrainingSample] = []
     overlong_indices: list[int] = []
     for index, sample in enumerate(samples):
-        length = len(sample.token_ids)
-        if length == 0:
-            raise PackingError(f"{_name(sample, index)}: it has no tokens")
-        if length <= row_length:
+        if len(sample.token_ids) <= row_length:
             packed.append(sample)
             continue
         overlong_indices.append(index)
@@ -330,11 +344,6 @@ def _fill(packed: list[TrainingSample], layout: _Layout) -> dict[str, np.ndarray
             arrays = [
                 identity[:length] if array is None else array for array, length in zip(arrays, lengths, strict=True)
             ]
-        if list(map(len, arrays)) != lengths:
-            index = next(i for i, array in enumerate(arrays) if len(array) != lengths[i])
-            raise PackingError(
-                f"{_name(packed[index], index)}: `{name}` has {len(arrays[index])} entries for {lengths[index]} tokens"
-            )
         padding = REQUIRED_STREAMS.get(name, np.float32)(1 if name == "temperatures" else 0)
         try:
             streams[name] = layout.lay(arrays, padding)
@@ -352,8 +361,8 @@ def _check_first_tokens(members: Members, layout: _Layout, packed: list[Training
         if bad.size:
             index = layout.sample_at(bad[0])
             raise PackingError(
-                f"{_name(packed[index], index)}: its first token is a {component} member, but has no context to be "
-                "predicted from"
+                f"{_name(packed[index], index, 'packed sample')}: its first token is a {component} member, but has no "
+                "context to be predicted from"
             )
 
 
@@ -367,7 +376,7 @@ def _check_values(
             at = int(np.flatnonzero(bad)[0])
             index = layout.sample_at(at)
             value = float(streams[name].ravel()[at])
-            raise PackingError(f"{_name(packed[index], index)}: `{name}` holds {value!r} at {where}")
+            raise PackingError(f"{_name(packed[index], index, 'packed sample')}: `{name}` holds {value!r} at {where}")
 
     # A finite sum proves every term finite; a sum that is not (it may only have overflowed) sends the stream to the
     # exact test.
@@ -442,5 +451,5 @@ def _assert_shapes(batch: TrainBatch, num_rows: int, row_length: int, max_segmen
         )
 
 
-def _name(sample: TrainingSample, index: int) -> str:
-    return f"env {sample.env_name!r}, sample {index}"
+def _name(sample: TrainingSample, index: int, noun: str = "sample") -> str:
+    return f"env {sample.env_name!r}, {noun} {index}"

@@ -1,7 +1,7 @@
 """The ref_kl component: reverse KL to a reference policy, as a policy gradient whose credit is the reference's log-ratio.
 
-In: tempered and temperature-1 logprobs, reference logprobs and weights, 0.0 off the members. Out: `PolicyTerms`. It has no settings and reads
-no advantage: distillation ships none.
+In: tempered and temperature-1 logprobs, reference logprobs and weights, 0.0 off the members. Out: `PolicyTerms`. It has no settings and
+reads no advantage: distillation ships none.
 
 Shape letters: B rows, T positions.
 """

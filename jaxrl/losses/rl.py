@@ -1,8 +1,8 @@
 """The rl component: policy gradient with an importance ratio and a trust region in probability space.
 
-In: `RLInputs`, per-token arrays in which everything off the members is already 0.0. Out: `PolicyTerms`. The slot is selectable: a variant is
-one named function `(RLInputs, its config) -> PolicyTerms` and one line in `RL_LOSSES`. Sequence-level variants reduce over `segment_ids_BT`.
-A loss here does not divide: its terms are summed and divided by the step's member count in `losses.total`.
+In: `RLInputs`, per-token arrays in which everything off the members is already 0.0. Out: `PolicyTerms`. The slot is selectable: a
+variant is one named function `(RLInputs, its config) -> PolicyTerms` and one line in `RL_LOSSES`; one that works on whole samples
+reduces over `segment_ids_BT`. A loss here does not divide: `losses.total` sums its terms and divides by the step's member count.
 
 Shape letters: B rows, T positions.
 """
@@ -76,9 +76,7 @@ def ipo_rl(inputs: RLInputs, config: IPOLossConfig) -> PolicyTerms:
     return _terms_within(inputs, dropped_high_BT, dropped_low_BT, adv_tau=config.adv_tau, kl_tau=config.kl_tau)
 
 
-def _terms_within(
-    inputs: RLInputs, dropped_high_BT: jax.Array, dropped_low_BT: jax.Array, *, adv_tau: float, kl_tau: float
-) -> PolicyTerms:
+def _terms_within(inputs: RLInputs, dropped_high_BT: jax.Array, dropped_low_BT: jax.Array, *, adv_tau: float, kl_tau: float) -> PolicyTerms:
     """Policy-gradient terms of the members that neither side dropped."""
     terms_BT = policy_terms(
         inputs.trainer_logprobs_BT - inputs.inference_logprobs_BT,

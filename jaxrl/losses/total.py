@@ -1,8 +1,8 @@
 """The training objective: three components, each a sum over its member tokens divided by its own count over the whole step.
 
-`total = S_rl / N_rl + S_ce / N_ce + S_ref_kl / N_ref_kl`. In: dense per-token arrays of one micro-batch and the denominators of the step. Out:
-that micro-batch's share of the total, so that adding the shares (and their gradients) over micro-batches and shards gives the
-objective, however the samples were split. It never computes a denominator from the micro-batch that it sees.
+`total = S_rl / N_rl + S_ce / N_ce + S_ref_kl / N_ref_kl`. In: dense per-token arrays of one micro-batch and the denominators of the
+step. Out: that micro-batch's share of the total, so that adding the shares (and their gradients) over micro-batches and shards gives
+the objective, however the samples were split. It never computes a denominator from the micro-batch that it sees.
 
 Shape letters: B rows, T positions.
 """
@@ -17,6 +17,7 @@ import jax.numpy as jnp
 
 from jaxrl.config.trainer import LossConfig
 from jaxrl.losses.ce import ce_terms
+from jaxrl.losses.importance import PolicyTerms
 from jaxrl.losses.metrics import MetricSums, finish_metrics
 from jaxrl.losses.ref_kl import ref_kl_terms
 from jaxrl.losses.rl import RLInputs, rl_terms
@@ -26,7 +27,9 @@ from jaxrl.types import COMPONENTS, Members, component_members
 MEMBER_STREAMS = ("loss_mask", "rl_weights", "ce_weights", "ref_kl_weights", "segment_ids")
 """The arrays that decide membership."""
 LOSS_STREAMS = (*MEMBER_STREAMS, "trainer_logprobs", "inference_logprobs", "ref_logprobs", "advantages")
-"""The arrays that a loss needs; `trainer_logprobs_raw` and `entropy` are optional."""
+"""The arrays that a loss needs."""
+OPTIONAL_ARRAYS = ("trainer_logprobs_raw", "entropy")
+"""Temperature-1 logprobs (absent: they equal `trainer_logprobs`), and the entropy that is only measured."""
 MAX_METRIC_LOG_RATIO = 20.0
 """Log-ratios are cut here in metrics only, so that one stale token cannot turn a mean into infinity."""
 
@@ -56,9 +59,7 @@ def count_members(arrays: Mapping[str, jax.Array]) -> jax.Array:
     return jnp.stack([jnp.sum(member_BT, dtype=jnp.int32) for member_BT in members])
 
 
-def compute_loss(
-    arrays: Mapping[str, jax.Array], denominators: jax.Array, config: LossConfig
-) -> tuple[jax.Array, dict[str, jax.Array]]:
+def compute_loss(arrays: Mapping[str, jax.Array], denominators: jax.Array, config: LossConfig) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Compute the loss of one micro-batch with its metrics as plain scalars.
 
     Use `loss_and_sums` where a step has more than one micro-batch: a mean in these metrics is over this micro-batch only.
@@ -78,9 +79,7 @@ def compute_loss(
     return total, finish_metrics(sums)
 
 
-def loss_and_sums(
-    arrays: Mapping[str, jax.Array], denominators: jax.Array, config: LossConfig
-) -> tuple[jax.Array, MetricSums]:
+def loss_and_sums(arrays: Mapping[str, jax.Array], denominators: jax.Array, config: LossConfig) -> tuple[jax.Array, MetricSums]:
     """Compute this micro-batch's share of the step's loss, with metrics that add up over micro-batches.
 
     A masked or dropped token never reaches the value or the gradient, whatever its arrays hold (NaN and infinity included). Without any
@@ -101,64 +100,83 @@ def loss_and_sums(
       ValueError: an array is missing.
     """
     members, context_BT = _members(arrays, LOSS_STREAMS)
-    chex.assert_shape(denominators, (3,))
-    dtype = jnp.promote_types(arrays["trainer_logprobs"].dtype, jnp.float32)
-    raw_name = "trainer_logprobs_raw" if "trainer_logprobs_raw" in arrays else "trainer_logprobs"
-
-    def read(name: str, where_BT: jax.Array) -> jax.Array:
-        """One array where it may be read; 0.0 without gradient everywhere else."""
-        return jnp.where(where_BT, arrays[name], 0).astype(dtype)
-
-    rl = rl_terms(
-        RLInputs(
-            trainer_logprobs_BT=read("trainer_logprobs", members.rl),
-            inference_logprobs_BT=read("inference_logprobs", members.rl),
-            advantages_BT=read("advantages", members.rl),
-            weights_BT=read("rl_weights", members.rl),
-            members_BT=members.rl,
-            segment_ids_BT=jnp.asarray(arrays["segment_ids"]),
-        ),
-        config,
+    chex.assert_shape(denominators, (len(COMPONENTS),))
+    streams = _Streams(arrays, members, context_BT)
+    rl_inputs = RLInputs(
+        trainer_logprobs_BT=streams.read("trainer_logprobs", members.rl),
+        inference_logprobs_BT=streams.read("inference_logprobs", members.rl),
+        advantages_BT=streams.read("advantages", members.rl),
+        weights_BT=streams.read("rl_weights", members.rl),
+        members_BT=members.rl,
+        segment_ids_BT=jnp.asarray(arrays["segment_ids"]),
     )
+    rl = rl_terms(rl_inputs, config)
+    ce_BT = ce_terms(streams.read_raw(members.ce), streams.read("ce_weights", members.ce))
     ref_kl = ref_kl_terms(
-        read("trainer_logprobs", members.ref_kl),
-        read(raw_name, members.ref_kl),
-        read("inference_logprobs", members.ref_kl),
-        read("ref_logprobs", members.ref_kl),
-        read("ref_kl_weights", members.ref_kl),
+        streams.read("trainer_logprobs", members.ref_kl),
+        streams.read_raw(members.ref_kl),
+        streams.read("inference_logprobs", members.ref_kl),
+        streams.read("ref_logprobs", members.ref_kl),
+        streams.read("ref_kl_weights", members.ref_kl),
         members.ref_kl,
     )
-    ce_BT = ce_terms(read(raw_name, members.ce), read("ce_weights", members.ce))
-
-    shares = _sums([rl.terms_BT, ce_BT, ref_kl.terms_BT]) / jnp.maximum(jnp.asarray(denominators, dtype), 1)
+    shares = _sums([rl.terms_BT, ce_BT, ref_kl.terms_BT]) / jnp.maximum(jnp.asarray(denominators, streams.dtype), 1)
     total = jnp.sum(shares)
+    counts = _sums(list(members)).astype(streams.dtype)
+    totals = {"loss/total": total}
+    totals |= {f"loss/{name}": share for name, share in zip(COMPONENTS, shares, strict=True)}
+    totals |= {f"tokens/{name}": count for name, count in zip(COMPONENTS, counts, strict=True)}
+    means, maxima = _measure(streams, rl, ref_kl)
+    return total, jax.lax.stop_gradient(MetricSums(totals=totals, means=means, maxima=maxima))
 
-    # Everything below is for people, not for the gradient.
+
+class _Streams:
+    """The arrays of a micro-batch, readable only through a mask: 0.0 without gradient everywhere else."""
+
+    def __init__(self, arrays: Mapping[str, jax.Array], members: Members, context_BT: jax.Array) -> None:
+        self.arrays = arrays
+        self.members = members
+        self.sampled_BT = context_BT & jnp.asarray(arrays["loss_mask"], bool)
+        """[B, T] bool, tokens that the policy sampled and that have context."""
+        self.dtype = jnp.result_type(arrays["trainer_logprobs"], jnp.float32)
+        """float32, or better if the logprobs are."""
+
+    def read(self, name: str, where_BT: jax.Array) -> jax.Array:
+        """[B, T], one array where the mask is True."""
+        return jnp.where(where_BT, self.arrays[name], 0).astype(self.dtype)
+
+    def read_raw(self, where_BT: jax.Array) -> jax.Array:
+        """[B, T], temperature-1 logprobs of the trainer where the mask is True."""
+        return self.read("trainer_logprobs_raw" if "trainer_logprobs_raw" in self.arrays else "trainer_logprobs", where_BT)
+
+
+def _measure(
+    streams: _Streams, rl: PolicyTerms, ref_kl: PolicyTerms
+) -> tuple[dict[str, tuple[jax.Array, jax.Array]], dict[str, jax.Array]]:
+    """Sum up what people want to see of a micro-batch: `(numerator, count)` per mean, and maxima."""
+    members, dropped_BT = streams.members, rl.dropped_high_BT | rl.dropped_low_BT
     compared_BT = members.rl | members.ref_kl
-    log_ratio_BT = read("trainer_logprobs", compared_BT) - read("inference_logprobs", compared_BT)
+    log_ratio_BT = streams.read("trainer_logprobs", compared_BT) - streams.read("inference_logprobs", compared_BT)
     ratio_BT = jnp.exp(jnp.minimum(log_ratio_BT, MAX_METRIC_LOG_RATIO))
     kl_BT = ratio_BT - log_ratio_BT - 1
-    dropped_BT = rl.dropped_high_BT | rl.dropped_low_BT
+    raw_logprobs_BT = streams.read_raw(members.ce | members.ref_kl)
     measured = {
         "mismatch/kl/mean": (kl_BT, compared_BT),
-        "mismatch/kl/dropped/mean": (kl_BT, dropped_BT),
         "mismatch/kl/kept/mean": (kl_BT, members.rl & ~dropped_BT),
+        "mismatch/kl/dropped/mean": (kl_BT, dropped_BT),
         "trust_region/rl/dropped_frac": (dropped_BT, members.rl),
         "trust_region/rl/dropped_high_frac": (rl.dropped_high_BT, members.rl),
         "trust_region/rl/dropped_low_frac": (rl.dropped_low_BT, members.rl),
         "trust_region/ref_kl/dropped_frac": (ref_kl.dropped_low_BT, members.ref_kl),
-        "ce/nll/mean": (-read(raw_name, members.ce), members.ce),
-        "ref_kl/log_ratio/mean": (read("ref_logprobs", members.ref_kl) - read(raw_name, members.ref_kl), members.ref_kl),
+        "ce/nll/mean": (-raw_logprobs_BT, members.ce),
+        "ref_kl/log_ratio/mean": (streams.read("ref_logprobs", members.ref_kl) - raw_logprobs_BT, members.ref_kl),
     }
-    if "entropy" in arrays:
-        sampled_BT = context_BT & jnp.asarray(arrays["loss_mask"], bool)
-        measured["entropy/mean"] = (read("entropy", sampled_BT), sampled_BT)
-    totals = dict(zip((f"loss/{name}" for name in COMPONENTS), shares, strict=True))
-    totals["loss/total"] = total
-    totals |= dict(zip((f"tokens/{name}" for name in COMPONENTS), _sums(list(members)).astype(dtype), strict=True))
-    ratio_max = jnp.max(jnp.where(compared_BT, ratio_BT, 0), initial=0)
-    sums = MetricSums(totals=totals, means=_mean_sums(measured, dtype), maxima={"mismatch/ratio/max": ratio_max})
-    return total, jax.lax.stop_gradient(sums)
+    if "entropy" in streams.arrays:
+        measured["entropy/mean"] = (streams.read("entropy", streams.sampled_BT), streams.sampled_BT)
+    values = [jnp.where(counted_BT, value_BT, 0).astype(streams.dtype) for value_BT, counted_BT in measured.values()]
+    numerators, counts = jnp.split(_sums(values + [counted_BT.astype(streams.dtype) for _, counted_BT in measured.values()]), 2)
+    means = {name: (numerators[i], counts[i]) for i, name in enumerate(measured)}
+    return means, {"mismatch/ratio/max": jnp.max(jnp.where(compared_BT, ratio_BT, 0), initial=0)}
 
 
 def _members(arrays: Mapping[str, jax.Array], needed: tuple[str, ...]) -> tuple[Members, jax.Array]:
@@ -166,8 +184,9 @@ def _members(arrays: Mapping[str, jax.Array], needed: tuple[str, ...]) -> tuple[
     missing = [name for name in needed if name not in arrays]
     if missing:
         raise ValueError(f"the loss needs the arrays {needed!r}; missing: {missing!r}")
-    chex.assert_rank([arrays[name] for name in needed], 2)
-    chex.assert_equal_shape([arrays[name] for name in needed])
+    present = [arrays[name] for name in (*needed, *OPTIONAL_ARRAYS) if name in arrays]
+    chex.assert_rank(present, 2)
+    chex.assert_equal_shape(present)
     loss_mask_BT, rl_BT, ce_BT, ref_kl_BT, segment_ids_BT = (jnp.asarray(arrays[name]) for name in MEMBER_STREAMS)
     context_BT = has_context(segment_ids_BT)
     return component_members(loss_mask_BT.astype(bool), rl_BT, ce_BT, ref_kl_BT, context_BT), context_BT
@@ -176,13 +195,3 @@ def _members(arrays: Mapping[str, jax.Array], needed: tuple[str, ...]) -> tuple[
 def _sums(terms: list[jax.Array]) -> jax.Array:
     """Sum each [B, T] array; stacked, so that sharded rows cost one all-reduce and not one per array."""
     return jnp.sum(jnp.stack(terms), axis=(1, 2))
-
-
-def _mean_sums(
-    measured: Mapping[str, tuple[jax.Array, jax.Array]], dtype: jnp.dtype
-) -> dict[str, tuple[jax.Array, jax.Array]]:
-    """Turn `(value, where it counts)` per metric into `(numerator, count)`."""
-    values = [jnp.where(counted_BT, value_BT, 0).astype(dtype) for value_BT, counted_BT in measured.values()]
-    sums = _sums(values + [counted_BT.astype(dtype) for _, counted_BT in measured.values()])
-    numerators, counts = jnp.split(sums, 2)
-    return {name: (numerators[i], counts[i]) for i, name in enumerate(measured)}

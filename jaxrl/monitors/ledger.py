@@ -1,10 +1,10 @@
 """The ledger of a run: every dispatched rollout is in exactly one bucket, and the sums are checked each step.
 
-In: one call when a rollout is dispatched and one at the event that decides it. Out: totals since the start of the run, resumed parts included.
-The ledger never decides anything itself, and it keeps no rollout.
+In: one call when a rollout is dispatched and one at the event that decides it. Out: totals since the start of the run,
+resumed parts included. The ledger never decides anything itself, and it keeps no rollout.
 
-A rollout with several samples is `overlong_dropped` only if the packer dropped all of them; it is `trained` if at least one was packed.
-Truncation is an attribute: a truncated rollout is counted in `truncated` and in its bucket.
+A rollout with several samples is `overlong_dropped` only if the packer dropped all of them; it is `trained` if at least
+one was packed. Truncation is an attribute: a truncated rollout is counted in `truncated` and in its bucket.
 """
 
 from __future__ import annotations
@@ -54,8 +54,9 @@ class Ledger:
         """
         if rollout.bucket != Bucket.PENDING or self.pending == 0 or bucket == Bucket.PENDING:
             raise RunFailedError(
-                f"ledger: member {rollout.member} of group {rollout.group_id!r} cannot become {str(bucket)!r}: it already is "
-                f"{str(rollout.bucket)!r}, and {self.pending} rollouts are pending; a rollout must be decided exactly once"
+                f"ledger: member {rollout.member} of group {rollout.group_id!r} cannot become {str(bucket)!r}: it "
+                f"already is {str(rollout.bucket)!r}, and {self.pending} rollouts are pending; a rollout must be decided "
+                "exactly once"
             )
         rollout.bucket = str(bucket)
         self.pending -= 1
@@ -79,12 +80,12 @@ class Ledger:
         if decided + self.pending != self.dispatched or self.pending != num_held:
             buckets = ", ".join(f"{name} {count}" for name, count in sorted(self._counts.items()))
             raise RunFailedError(
-                f"ledger: {self.dispatched} rollouts were dispatched, {decided} are decided ({buckets or 'none'}) and {self.pending} are "
-                f"pending, while the pipeline holds {num_held}; a rollout was lost or counted twice"
+                f"ledger: {self.dispatched} rollouts were dispatched, {decided} are decided ({buckets or 'none'}) and "
+                f"{self.pending} are pending, while the pipeline holds {num_held}; a rollout was lost or counted twice"
             )
 
     def metrics(self) -> dict[str, float]:
-        """Return `ledger/<bucket>` totals since the start of the run, with `ledger/dispatched` and `ledger/truncated`."""
+        """Return `ledger/<bucket>` totals since the start of the run, with `dispatched` and `truncated` beside them."""
         names = dict.fromkeys([*self._columns, *sorted(self._counts)])
         totals = {f"ledger/{name}": float(self._counts[name]) for name in names}
         return totals | {

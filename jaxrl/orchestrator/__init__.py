@@ -1,1 +1,1 @@
-"""The asyncio arm's pipeline: draw a task, play its group, credit it, filter it, batch it, ship it, take the next version."""
+"""The asyncio arm's pipeline: draw a task, play its group, credit it, filter, batch, ship, take the next version."""

@@ -1,8 +1,8 @@
 """Holds the groups that wait for a batch and hands out one step's worth.
 
-In: groups with the rollouts that passed the filters, in commit order. Out: whole groups, oldest first: a group is never split over two
-steps. A step's target is counted in groups or in tokens; a group counts as one however many of its rollouts are left. Nothing here
-knows a deadline, a filter or the trainer.
+In: groups with the rollouts that passed the filters, in commit order. Out: whole groups, oldest first: a group is never
+split over two steps. A step's target is counted in groups or in tokens; a group counts as one however many of its
+rollouts are left. Nothing here knows a deadline, a filter or the trainer.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a run may waste in a row before it ends: failed rollouts, and batches that gave nothing to train on.
 
-In: one call per event. Out: nothing, or the `RunFailedError` that ends the run with the reason and what to do. Single failures and single
-empty batches are normal and pass.
+In: one call per event. Out: nothing, or the `RunFailedError` that ends the run with the reason and what to do. Single
+failures and single empty batches are normal and pass.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class FailureBudget:
         self._num_in_a_row += 1
         if self._num_in_a_row >= self._max_in_a_row:
             raise RunFailedError(
-                f"{self._num_in_a_row} rollouts in a row failed; the last one, member {rollout.member} of group {rollout.group_id!r} "
-                f"(task {rollout.task.id!r}), at boundary {str(failure.boundary)!r}: {failure.type}: {failure.message}. Mend the "
-                "cause, or raise `orchestrator.max_consecutive_failures`"
+                f"{self._num_in_a_row} rollouts in a row failed; the last one, member {rollout.member} of group "
+                f"{rollout.group_id!r} (task {rollout.task.id!r}), at boundary {str(failure.boundary)!r}: "
+                f"{failure.type}: {failure.message}. Mend the cause, or raise `orchestrator.max_consecutive_failures`"
             )
 
 
@@ -71,8 +71,8 @@ class EmptyBatchBudget:
         buckets = ", ".join(f"{bucket} {count}" for bucket, count in sorted(window.count_buckets().items()))
         reward = window.metrics().get(names.REWARD_MEAN)
         raise RunFailedError(
-            f"step {step}: {num_batches} batches in a row gave nothing to train on; rollouts since the last step: {buckets}; mean reward "
-            f"{'undefined' if reward is None else f'{reward:.4g}'}. Equal rewards in every group carry no signal: use tasks that "
-            "the policy solves sometimes, or a larger `orchestrator.group_size`; otherwise mend what failed, or raise "
-            "`orchestrator.max_empty_batches`"
+            f"step {step}: {num_batches} batches in a row gave nothing to train on; rollouts since the last step: "
+            f"{buckets}; mean reward {'undefined' if reward is None else f'{reward:.4g}'}. Equal rewards in every "
+            "group carry no signal: use tasks that the policy solves sometimes, or a larger `orchestrator.group_size`; "
+            "otherwise mend what failed, or raise `orchestrator.max_empty_batches`"
         )

@@ -1,7 +1,7 @@
 """The orchestrator's part of a checkpoint: what it holds, and its JSON bytes.
 
-In and out: a `RunState`, everything that makes the next draws, tasks and credit what they would have been. Whoever commits
-checkpoints stores the bytes with the other parts; nothing here touches a file.
+In and out: a `RunState`, everything that makes the next draws, tasks and credit what they would have been. Whoever
+commits checkpoints stores the bytes with the other parts; nothing here touches a file.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class RunState:
     batcher: dict[str, Any]
     """What the batcher remembers between steps."""
     undecided: list[Draw]
-    """Drawn and not trained: in flight, queued, or still to be drawn again; in draw order. Played anew after a restart."""
+    """Drawn and not trained: in flight, queued, or still to be drawn again; in draw order. Played anew after a
+    restart."""
 
 
 def encode_state(state: RunState) -> bytes:
@@ -58,7 +59,8 @@ def decode_state(data: bytes) -> RunState:
         state = RunState(**values)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(
-            f"the orchestrator's part of the checkpoint cannot be read ({type(error).__name__}: {error}); resume from another one"
+            f"the orchestrator's part of the checkpoint cannot be read ({type(error).__name__}: {error}); "
+            "resume from another one"
         ) from error
     if found != FORMAT:
         raise CheckpointError(f"the orchestrator's part of the checkpoint has format {found!r}, expected {FORMAT}")

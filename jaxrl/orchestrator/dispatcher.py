@@ -1,9 +1,10 @@
 """Opens groups and plays their rollouts, each in a task of its own.
 
-In: the order to open a group, or to drop one. Out: every rollout to the sink exactly once, unless its whole group was dropped. Whether a group
-may be opened is the orchestrator's question; what a rollout is worth is the sink's.
+In: the order to open a group, or to drop one. Out: every rollout to the sink exactly once, unless its whole group was
+dropped. Whether a group may be opened is the orchestrator's question; what a rollout is worth is the sink's.
 
-Invariant: a group is in `in_flight` from its draw until it is committed or dropped, and it always ends: full, partial or dropped.
+Invariant: a group is in `in_flight` from its draw until it is committed or dropped, and it always ends: full, partial
+or dropped.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Which environment and which task the next group plays: the run's one source of draws.
 
-In: the environments with their ratios and task samplers, and a seed. Out: draws, the same ones after a restart. Nothing here plays, waits, or
-knows whether a draw is wanted.
+In: the environments with their ratios and task samplers, and a seed. Out: draws, the same ones after a restart. Nothing
+here plays, waits, or knows whether a draw is wanted.
 """
 
 from __future__ import annotations

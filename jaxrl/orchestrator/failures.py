@@ -1,4 +1,4 @@
-"""Files an exception under the rollout that it ended. A failed rollout is data with no reward; it never ends the run by itself."""
+"""Files an exception under the rollout that it ended: a failed rollout is data, and never ends the run by itself."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Which rollouts are not worth training on: pure predicates, and one function that applies a list of them.
 
-In: rollouts whose streams are stamped. Out: those that stay and those that go, with the filter's name. A filter that looks at advantages
-only never matches a rollout that another loss component trains on. Replacing what was dropped is the batcher's caller's work.
+In: rollouts whose streams are stamped. Out: those that stay and those that go, with the filter's name. A filter that
+looks at advantages only never matches a rollout that another loss component trains on. Replacing what was dropped is
+the batcher's caller's work.
 """
 
 from __future__ import annotations

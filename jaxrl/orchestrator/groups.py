@@ -1,12 +1,13 @@
 """A group on its way: from its draw until its rollouts are decided.
 
-Records only: the dispatcher makes and ends an `OpenGroup`, the sink turns it into a `KeptGroup`, the batcher holds that. The group itself
-(`types.Group`) knows nothing of tasks, order or environments.
+Records only: the dispatcher makes and ends an `OpenGroup`, the sink turns it into a `KeptGroup`, the batcher holds
+that. The group itself (`types.Group`) knows nothing of tasks, order or environments.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from jaxrl.orchestrator.draws import Draw
@@ -35,6 +36,11 @@ class OpenGroup:
     finished: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once the group is credited, or dropped."""
 
+    @property
+    def oldest_version(self) -> int | None:
+        """The oldest policy version among the survivors' tokens; None if no live policy sampled any."""
+        return _oldest(self.group.survivors)
+
 
 @dataclass(slots=True, eq=False)
 class KeptGroup:
@@ -52,4 +58,8 @@ class KeptGroup:
     @property
     def oldest_version(self) -> int | None:
         """The oldest policy version among the rollouts' tokens; None if no live policy sampled them."""
-        return min((r.oldest_version for r in self.rollouts if r.oldest_version is not None), default=None)
+        return _oldest(self.rollouts)
+
+
+def _oldest(rollouts: Iterable[Rollout]) -> int | None:
+    return min((r.oldest_version for r in rollouts if r.oldest_version is not None), default=None)

@@ -1,7 +1,8 @@
 """The numbers of one step: what was decided while it was collected, how stale it is, where the time went.
 
-In: decisions, committed groups, filter matches, the state of the dispatch gate. Out: metrics by name. Means are over rollouts with an explicit
-count, never means of means; a number that is undefined is left out. Nothing here decides anything.
+In: decisions, committed groups, filter matches, the state of the dispatch gate. Out: metrics by name. Means are over
+rollouts with an explicit count, never means of means; a number that is undefined is left out. Nothing here decides
+anything.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from jaxrl.types import Bucket, Rollout, staleness_steps
 PACK_S = "time/pack_s"
 """Packing the step's batch, in a worker thread."""
 REWARD_TRAINED_MEAN = "rollout/reward/trained_mean"
-"""Mean reward of the rollouts that were trained on; beside `rollout/reward/mean` it shows what the filters took away."""
+"""Mean reward of the rollouts that were trained on; beside `rollout/reward/mean` it shows what the filters took
+away."""
 OVERLONG_SAMPLES = "pack/overlong_samples"
 """Samples of the step that were longer than a row, dropped or truncated."""
 DROPPED_TOKENS_MEAN = "rollout/completion_tokens/stale_mean"
@@ -55,7 +57,7 @@ class StepWindow:
             self._num_zero_signal_groups += not any(stream.any() for stream in streams)
 
     def add_matches(self, matched: Counter[str], num_examined: int, filters: Sequence[FilterConfig]) -> None:
-        """Enter what one pass of filters matched; a filter in both places is asked twice about a rollout, and counted so."""
+        """Enter what one pass of filters matched; a filter that stands in both places sees a rollout twice."""
         self._matched.update(matched)
         self._examined.update({config.type: num_examined for config in filters})
 
@@ -102,7 +104,7 @@ def time_metrics(rollouts: Iterable[Rollout], *, generate_s: float, wait_s: floa
 
 
 def staleness_metrics(step: int, rollouts: Iterable[Rollout]) -> dict[str, float]:
-    """Return mean and maximum staleness of the rollouts that `step` trains on; nothing if no live policy sampled them."""
+    """Return mean and maximum staleness of what `step` trains on; nothing if no live policy sampled it."""
     steps = [staleness_steps(step, r.oldest_version) for r in rollouts if r.oldest_version is not None]
     return _mean(names.STALENESS_MEAN, steps) | ({names.STALENESS_MAX: float(max(steps))} if steps else {})
 

@@ -1,15 +1,16 @@
-"""The asyncio arm of a run: collects a batch per step, ships it, takes the next policy version, writes down what happened.
+"""The asyncio arm of a run: collects a batch per step, ships it, takes the next policy version, and so on.
 
-In: environments to play, a policy, a channel to the trainer. Out: one `TrainBatch` per step, in order. There is one code path,
-and `async_level` says how far it may run ahead: at level 0 groups are drawn when the step needs them and committed in draw
-order, so that a run can be resumed exactly. Nothing here looks at the type of an environment or of an algorithm.
+In: environments to play, a policy, a channel to the trainer. Out: one `TrainBatch` per step, in order. There is one
+code path, and `async_level` says how far it may run ahead: at level 0 groups are drawn when the step needs them and
+committed in draw order, so that a run can be resumed exactly. Nothing here looks at the type of an environment or of an
+algorithm.
 
     who waits    for what                                   unblocked by                     bounded by
-    main loop    an arrival, a finished group, a version    sink, watcher, `request_stop`    `wait_deadline_s` without any
+    main loop    an arrival, a finished group, a version    sink, watcher, `request_stop`    `wait_deadline_s`
     main loop    room for the batch                         the trainer                      `wait_deadline_s`
     reporter     a shipped step; that step's report         main loop; the trainer           `wait_deadline_s`
     watcher      a shipped step; a newer version            main loop; the trainer           `wait_deadline_s`
-    a rollout    its environment, then its scoring          see `sink.py`                    its environment's deadline
+    a rollout    its environment, then its scoring          see `sink.py`                    its own deadline
 
 Shutdown flows with the data: the main loop drops what is in flight, closes the channel and sends None down both queues;
 reporter and watcher end when the steps before it are through. The first failure of any part cancels the others and is
@@ -37,7 +38,7 @@ from jaxrl.orchestrator.groups import OpenGroup
 from jaxrl.orchestrator.metrics import OVERLONG_SAMPLES, StepTimer, StepWindow, staleness_metrics, time_metrics
 from jaxrl.orchestrator.ports import Evaluate, Pack, Policy, StepMonitors, TrainerChannel
 from jaxrl.orchestrator.reporter import Reporter
-from jaxrl.orchestrator.rules import is_stale, lead_steps, may_dispatch, may_draw, should_ship
+from jaxrl.orchestrator.rules import expected_step, is_stale, lead_steps, may_dispatch, may_draw, should_ship
 from jaxrl.orchestrator.sampler import TrainEnv
 from jaxrl.orchestrator.shipping import BatchMaker, ShippedStep
 from jaxrl.orchestrator.sink import Sink
@@ -76,8 +77,8 @@ class Orchestrator:
           monitors: where each step is written down.
           max_steps: steps of the whole run, resumed parts included.
           seed: `run.seed`.
-          async_level: steps that generation may run ahead of training; lowered to `config.max_staleness_steps`, because what
-            is played further ahead would be too old for its step.
+          async_level: steps that generation may run ahead of training; lowered to `config.max_staleness_steps`, because
+            what is played further ahead would be too old for its step.
           row_length: the packer's; a longer sample is overlong.
           overlong: the packer's policy for overlong samples.
           evaluate: measures the served policy; None measures nothing.
@@ -128,6 +129,7 @@ class Orchestrator:
             channel, monitors, on_report=self._take_report, deadline_s=config.wait_deadline_s, clock=clock
         )
         self._stateful = Stateful(self._source, self._envs, self._ledger, self._batcher)
+        self._keep_snapshot(0)
 
     async def run(self) -> None:
         """Collect and ship every step that is left, and return once the trainer has reported the last one.
@@ -139,9 +141,8 @@ class Orchestrator:
         """
         if self._pool.version != self._step - 1:
             raise RunFailedError(
-                f"step {self._step} starts from policy version {self._step - 1}, but the policy is at {self._pool.version}"
+                f"step {self._step} starts from version {self._step - 1}, but the policy is at {self._pool.version}"
             )
-        self._keep_snapshot(self._step - 1)
         failure: BaseException | None = None
         try:
             await asyncio.gather(*(env.algorithm.setup() for env in self._envs))
@@ -156,7 +157,7 @@ class Orchestrator:
             raise failure
 
     def request_stop(self) -> None:
-        """Draw nothing more, cancel what is played or measured, and let `run` return once the shipped steps are reported."""
+        """Draw no more, cancel what is played or measured, and let `run` return once the shipped steps are reported."""
         self._is_stopping = True
         self._evaluations.cancel()
         self._changed.set()
@@ -166,8 +167,8 @@ class Orchestrator:
 
         Args:
           step: the step that the checkpoint is of: its batch and those before it count as trained, everything drawn for
-            later ones is played again. None is the newest step known here to be applied; a trainer that has just applied
-            one knows better and should say it.
+            later ones is played again. None is the newest step known here to be applied; a trainer that has just
+            applied one knows better and should say it.
 
         Returns:
           Bytes for `restore`.
@@ -189,6 +190,7 @@ class Orchestrator:
         """
         self._last_reported = self._stateful.restore(data)
         self._step = self._last_reported + 1
+        self._snapshots = {self._last_reported: data}
 
     def describe(self) -> str:
         """Say in one line where the run stands and what it waits for."""
@@ -197,9 +199,9 @@ class Orchestrator:
         oldest_s = max((self._clock() - opened.opened_at_s for opened in in_flight), default=0.0)
         is_open = may_dispatch(self._step, self._pool.version, self._async_level)
         return (
-            f"step {self._step} of {self._max_steps}: {self._batcher.kept} of {self._batcher.needed} collected, groups in flight: "
-            f"{playing} (oldest {oldest_s:.0f} s), policy version {self._pool.version}, last report of step "
-            f"{self._last_reported}, dispatch {'open' if is_open else 'closed until a newer version comes'}"
+            f"step {self._step} of {self._max_steps}: {self._batcher.kept} of {self._batcher.needed} collected, "
+            f"groups in flight: {playing} (oldest {oldest_s:.0f} s), policy version {self._pool.version}, "
+            f"last report of step {self._last_reported}, dispatch {'open' if is_open else 'closed until a newer version comes'}"
             + (", an evaluation is running" if self._evaluations.is_running else "")
         )
 
@@ -246,9 +248,13 @@ class Orchestrator:
         self._draw(tasks)
         while self._sink.finished:
             opened = self._sink.finished.popleft()
-            if not opened.is_dropped:
+            if opened.is_dropped:
+                continue
+            if is_stale(self._step, opened.oldest_version, self._config.max_staleness_steps):
+                self._drop(opened, Bucket.STALE)
+            else:
                 self._commit(opened)
-                self._draw(tasks)
+            self._draw(tasks)
 
     def _commit(self, opened: OpenGroup) -> None:
         self._dispatcher.release(opened)
@@ -264,13 +270,21 @@ class Orchestrator:
         self._timer.set_gate(is_open=is_open)
         self._show_status("" if is_open else f"waiting for policy version {self._step - 1 - self._async_level}")
         num_steps = 1 if self._async_level == 0 else self._max_steps - self._step + 1
-        while is_open and may_draw(
-            kept=self._batcher.kept,
-            in_flight=self._batcher.expected_size(len(self._dispatcher.in_flight)),
-            needed=self._batcher.needed * num_steps,
-            num_in_flight=len(self._dispatcher.in_flight),
-            max_in_flight=self._config.max_inflight_groups or self._batcher.groups_per_step,
-        ):
+        needed = self._batcher.needed
+        while is_open:
+            num_in_flight = len(self._dispatcher.in_flight)
+            kept, in_flight = self._batcher.kept, self._batcher.expected_size(num_in_flight)
+            is_wanted = may_draw(
+                kept=kept,
+                in_flight=in_flight,
+                needed=needed * num_steps,
+                num_in_flight=num_in_flight,
+                max_in_flight=self._config.max_inflight_groups or self._batcher.groups_per_step,
+            )
+            # Note: a group that would be too old for the step it can reach is not drawn; a newer version is on its way.
+            step = expected_step(self._step, kept=kept, in_flight=in_flight, needed=needed)
+            if not is_wanted or is_stale(step, self._pool.version, self._config.max_staleness_steps):
+                return
             self._dispatcher.open(self._pool.version, tasks)
 
     def _should_ship(self) -> bool:

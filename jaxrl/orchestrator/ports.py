@@ -1,7 +1,7 @@
 """What the orchestrator asks of its neighbours: a policy, a channel to the trainer, somewhere to show things.
 
-Protocols only, each as small as its use here; the real classes live in `inference`, `transport` and `monitors`. Nothing here is
-implemented, and no concrete class is named.
+Protocols only, each as small as its use here; the real classes live in `inference`, `transport` and `monitors`. Nothing
+here is implemented, and no concrete class is named.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class StepMonitors(Protocol):
     """Where a step's numbers and rollouts are shown."""
 
     def log_step(self, step: int, values: Mapping[str, float]) -> None:
-        """Record one row of metrics; called once per step, in order."""
+        """Record one row of metrics; called once per step, in order, in a worker thread."""
         ...
 
     def log_rollouts(self, step: int, rollouts: Sequence[Rollout]) -> None:

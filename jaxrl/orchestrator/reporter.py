@@ -1,7 +1,7 @@
 """Writes down each shipped step: its rollouts at once, its metrics when the trainer has reported it.
 
-In: shipped steps, in order, and the trainer's reports. Out: one row of metrics per step. It computes no metric but the step's wall time, and never
-holds up the main loop.
+In: shipped steps, in order, and the trainer's reports. Out: one row of metrics per step. It computes no metric but the
+step's wall time, and never holds up the main loop.
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ class Reporter:
                 now_s = self._clock()
                 own = {names.STEP_S: now_s - self._step_started_s, names.POLICY_VERSION: float(report.version)}
                 self._step_started_s = now_s
-                self._monitors.log_step(shipped.step, shipped.metrics | self._lag.metrics() | own | report.metrics)
+                row = shipped.metrics | self._lag.metrics() | own | report.metrics
+                await asyncio.to_thread(self._monitors.log_step, shipped.step, row)
                 self._on_report(report.step)
         finally:
             lag.cancel()

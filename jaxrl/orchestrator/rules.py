@@ -1,7 +1,7 @@
-"""The rules of the pipeline as pure functions: when a group may be drawn, when it is too old, when a step ships, when to measure.
+"""The rules of the pipeline as pure functions: when to draw, what is too old, when to ship, when to measure.
 
-In: numbers. Out: yes or no. The loops next door only ask; nothing here waits, counts or remembers. "Size" is in the unit of a step's target:
-groups, or tokens when steps are counted in tokens.
+In: numbers. Out: yes or no. The loops next door only ask; nothing here waits, counts or remembers. "Size" is in the
+unit of a step's target: groups, or tokens when steps are counted in tokens.
 """
 
 from __future__ import annotations
@@ -51,17 +51,34 @@ def may_draw(*, kept: float, in_flight: float, needed: float, num_in_flight: int
     return num_in_flight < max_in_flight and kept + in_flight < needed
 
 
+def expected_step(step: int, *, kept: float, in_flight: float, needed: float) -> int:
+    """Return the step that a group drawn now would be trained at, if groups finish in the order of their draws.
+
+    Args:
+      step: the step being collected.
+      kept: size of the groups that wait for a batch.
+      in_flight: expected size of the groups that are drawn and not yet decided.
+      needed: size of one step.
+
+    Example:
+      >>> [expected_step(3, kept=1, in_flight=n, needed=4) for n in (0, 2, 3, 8)]
+      [3, 3, 4, 5]
+    """
+    return step + int((kept + in_flight) // needed)
+
+
 def is_stale(step: int, oldest_version: int | None, max_staleness_steps: int) -> bool:
     """Say whether something sampled from `oldest_version` is too old to be trained on at `step`.
 
     Args:
       step: the 1-based step that would train on it.
-      oldest_version: the oldest version of its tokens; None for a source that is not the policy, which never goes stale.
+      oldest_version: the oldest version of its tokens; None for a source that is not the policy, which never goes
+        stale.
       max_staleness_steps: the bound, inclusive.
 
     Example:
-      >>> is_stale(step=10, oldest_version=5, max_staleness_steps=4), is_stale(step=10, oldest_version=4, max_staleness_steps=4)
-      (False, True)
+      >>> [is_stale(step=10, oldest_version=v, max_staleness_steps=4) for v in (5, 4, None)]
+      [False, True, False]
     """
     return oldest_version is not None and staleness_steps(step, oldest_version) > max_staleness_steps
 
@@ -69,8 +86,8 @@ def is_stale(step: int, oldest_version: int | None, max_staleness_steps: int) ->
 def should_ship(*, kept: float, needed: float, num_in_flight: int, lead: int, async_level: int) -> bool:
     """Say whether the collected groups become the batch of the step.
 
-    A synchronous run waits for every group that it drew, so that what is in a batch never depends on timing. An asynchronous one does not; it
-    holds the batch while the trainer is more than `async_level` steps behind.
+    A synchronous run waits for every group that it drew, so that what is in a batch never depends on timing. An
+    asynchronous one does not; it holds the batch while the trainer is more than `async_level` steps behind.
 
     Args:
       kept: size collected.

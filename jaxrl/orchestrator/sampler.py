@@ -1,7 +1,7 @@
-"""One training environment, wired: who plays its rollouts, with which policy, and what follows from that policy being live or frozen.
+"""One training environment, wired: who plays its rollouts, whose replies they hold, who credits them.
 
-In: a rollout without tokens. Out: the same rollout, played. The pipeline asks these objects and never looks at an environment's or an
-algorithm's type. Which task is played, and when, is decided elsewhere.
+In: a rollout without tokens. Out: the same rollout, played. The pipeline asks these objects and never looks at an
+environment's or an algorithm's type. Which task is played, and when, is decided elsewhere.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Takes rollouts as they arrive, credits complete groups, and commits them: update the task sampler, file the failed, filter.
+"""Takes rollouts as they arrive, credits complete groups, and commits them one by one.
 
-In: each played rollout once. Out: finished groups in the order in which they may be committed, then the rollouts of each that are fit for a batch.
-A failing hook fails rollouts, not the run; too many failures in a row end it.
+In: each played rollout once. Out: finished groups in the order in which they may be committed, then the rollouts of
+each that are fit for a batch: the task sampler has learnt from the group, the failed are filed, the filters applied. A
+failing hook fails rollouts, not the run; too many failures in a row end it.
 
     who waits             for what                                  unblocked by
     an arriving rollout   a place among the scoring hooks           a hook that ends (each has a deadline)
@@ -88,7 +89,7 @@ class Sink:
             await self._credit(opened)
 
     def commit(self, opened: OpenGroup) -> KeptGroup | None:
-        """Let the task sampler learn from a finished group, file the rollouts that cannot be trained on, and filter the others.
+        """Let the task sampler learn from a finished group, file what cannot be trained on, and filter the rest.
 
         Args:
           opened: finished and not dropped.
@@ -106,7 +107,7 @@ class Sink:
         return kept[0] if kept else None
 
     def filter(self, groups: Iterable[KeptGroup], filters: Sequence[FilterConfig]) -> list[KeptGroup]:
-        """File what the filters drop and return the groups with the rollouts that are left, without those that have none."""
+        """File what the filters drop and return the groups that have a rollout left, with those."""
         kept: list[KeptGroup] = []
         for group in groups:
             result = apply_filters(group.rollouts, filters)

@@ -1,7 +1,7 @@
 """Brings new policy versions from the trainer to the policy, and has the policy measured when that is due.
 
-In: the number of each step that was shipped. Out: the policy at the version of that step, announced once it really is served. Nothing here
-decides what to dispatch or what is too old.
+In: the number of each step that was shipped. Out: the policy at the version of that step, announced once it really is
+served. Nothing here decides what to dispatch or what is too old.
 
     who waits        for what                         unblocked by
     the watcher      a step that was shipped          the orchestrator's main loop; None ends it

@@ -19,8 +19,8 @@ _num_compiles = 0
 _is_listening = False
 
 
-def _listen(event: str, duration_s: float, **details: object) -> None:
-    del duration_s, details
+def _listen(event: str, duration_secs: float, **kwargs: str | int) -> None:
+    del duration_secs, kwargs
     global _num_compiles
     if event == COMPILE_EVENT:
         with _lock:

@@ -144,6 +144,7 @@ class Trainer:
           Exception: whatever a job on the device raised. Every failure is also handed to the channel.
         """
         try:
+            self._device.run(self._check_start, kind="trainer")
             while self._step < self._max_steps:
                 started = self._clock()
                 batch = self._channel.receive(self._batch_deadline_s)
@@ -255,6 +256,11 @@ class Trainer:
 
     # What follows runs on the device thread.
 
+    def _check_start(self) -> None:
+        step = int(self._state.step)
+        if step != self._step:
+            raise RunFailedError(f"the trainer was started at step {self._step} with a state of step {step}")
+
     def _begin(self, member_counts: np.ndarray) -> tuple[jax.Array, Accumulator]:
         return self._programs.psum_denominators(member_counts), self._programs.zero_accumulator(self._state)
 
@@ -274,6 +280,7 @@ class Trainer:
         return {name: float(value) for name, value in jax.device_get(metrics).items()}
 
     def _save(self, parts: dict[str, bytes]) -> Path:
+        assert self._checkpointer is not None
         path = self._checkpointer.save(self._step, self._state, parts)
         self._saved_step = self._step
         return path
@@ -289,13 +296,12 @@ def split_by_sample(batch: TrainBatch, logprobs: Sequence[np.ndarray]) -> list[n
     Returns:
       [L] float32 per packed sample, in the order of the packed samples.
     """
-    by_sample: list[np.ndarray | None] = [None] * batch.num_samples
+    by_sample: dict[int, np.ndarray] = {}
     for micro_batch, logprobs_BT in zip(batch.micro_batches, logprobs, strict=True):
         for row, segment in np.argwhere(micro_batch.sample_index >= 0):
             is_own = micro_batch.segment_ids[row] == segment + 1
-            by_sample[micro_batch.sample_index[row, segment]] = logprobs_BT[row, is_own]
-    assert all(values is not None for values in by_sample), "a packed sample is in no micro-batch"
-    return by_sample
+            by_sample[int(micro_batch.sample_index[row, segment])] = logprobs_BT[row, is_own]
+    return [by_sample[index] for index in range(batch.num_samples)]
 
 
 def _check_counts(batch: TrainBatch, totals: Mapping[str, np.ndarray]) -> None:

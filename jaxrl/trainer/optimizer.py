@@ -7,11 +7,14 @@ used and a skipped step can keep it. It does not decide whether an update is mad
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import optax
 
 from jaxrl.config.trainer import ConstantScheduleConfig, CosineScheduleConfig, LinearScheduleConfig, OptimizerConfig
+from jaxrl.models.transformer import Params
 
 STACKED_SUBTREE = "layers"
 """Top-level key of the parameters whose leaves carry a leading layer dimension."""
@@ -49,8 +52,8 @@ def build_schedule(config: OptimizerConfig, max_steps: int) -> optax.Schedule:
 def _ramp(start: float, end: float, num_steps: int) -> optax.Schedule:
     """A straight line, exact at both ends in float32 also when one is tiny: `optax.linear_schedule` gives 0.0 there."""
 
-    def schedule(count: jax.Array) -> jax.Array:
-        frac = jnp.clip(count / num_steps, 0.0, 1.0)
+    def schedule(count: jax.typing.ArrayLike) -> jax.Array:
+        frac = jnp.clip(jnp.asarray(count) / num_steps, 0.0, 1.0)
         return start * (1.0 - frac) + end * frac
 
     return schedule
@@ -88,7 +91,7 @@ def _cosine(lr: float, shape: CosineScheduleConfig, max_steps: int) -> optax.Sch
     return optax.join_schedules([warmup, decay], [shape.warmup_steps])
 
 
-def decay_mask(params: optax.Params) -> optax.Params:
+def decay_mask(params: Params) -> dict[str, Any]:
     """Say which parameters are decayed: matrices, but no biases and no norm scales.
 
     Args:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import chex
 import jax
@@ -152,7 +153,7 @@ class StepPrograms:
     def program(self, name: str) -> jax.stages.Compiled:
         """Return a compiled program by the name of its method; `as_text()` and `memory_analysis()` tell of it.
 
-        Compiled ahead of time for the configured shapes and no others: a wrong shape is an error, never a recompilation.
+        Compiled ahead of time, for the configured shapes only: another shape is an error, never a recompilation.
         """
         if name not in self._compiled:
             self._compiled[name] = self._lowerings[name]().compile()
@@ -325,7 +326,7 @@ def build_programs(model: Model, config: TrainerConfig, mesh: Mesh, max_steps: i
     return StepPrograms(model, config, mesh, max_steps)
 
 
-def _abstract(tree: chex.ArrayTree, mesh: Mesh) -> chex.ArrayTree:
+def _abstract(tree: Any, mesh: Mesh) -> Any:
     """The tree's shapes and dtypes, with the sharding of every leaf."""
     return jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
@@ -334,5 +335,5 @@ def _abstract(tree: chex.ArrayTree, mesh: Mesh) -> chex.ArrayTree:
     )
 
 
-def _shardings(tree: chex.ArrayTree) -> chex.ArrayTree:
+def _shardings(tree: Any) -> Any:
     return jax.tree.map(lambda leaf: leaf.sharding, tree)

@@ -1,8 +1,8 @@
 """Turns the structs of `types.sample` into bytes and back, for transports that leave the process.
 
 In and out: MessagePack maps keyed by field name, an absent stream leaving no byte behind. A numpy array is one
-extension value: dtype, shape, and its raw little-endian bytes. Never pickles: what arrives can only become numbers,
-text and the named struct.
+extension value: dtype (byte order included), shape, and its raw bytes. Never pickles: what arrives can only become
+numbers, text and the named struct.
 """
 
 from __future__ import annotations
@@ -74,9 +74,8 @@ def _encode_array(value: Any) -> msgspec.msgpack.Ext:
     if not isinstance(value, np.ndarray) or value.dtype.kind not in "biuf":
         kind = f"{value.dtype} array" if isinstance(value, np.ndarray) else type(value).__name__
         raise TypeError(f"cannot encode a {kind}: only numpy arrays of bool, int or float dtype travel")
-    little_endian = value.astype(value.dtype.newbyteorder("<"), copy=False)
-    header = msgspec.msgpack.encode(_ArrayHeader(little_endian.dtype.str, value.shape))
-    return msgspec.msgpack.Ext(ARRAY_EXTENSION, bytes([len(header)]) + header + little_endian.tobytes())
+    header = msgspec.msgpack.encode(_ArrayHeader(value.dtype.str, value.shape))
+    return msgspec.msgpack.Ext(ARRAY_EXTENSION, bytes([len(header)]) + header + value.tobytes())
 
 
 def _decode_extension(code: int, data: memoryview) -> np.ndarray:

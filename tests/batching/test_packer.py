@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -230,6 +231,8 @@ def test_a_distillation_sample_cut_inside_its_prompt_trains_nothing():
         (make_sample(temperature=0.0, env_name="bad"), "`temperatures` holds 0.0"),
         (make_sample(temperature=np.nan, env_name="bad"), "`temperatures` holds nan"),
         (make_sample(advantages=[1.0, 1.0], env_name="bad"), "`advantages` has 2 entries for 5 tokens"),
+        (make_sample(2, 20, advantages=[1.0] * 20, env_name="bad"), "`advantages` has 20 entries for 22 tokens"),
+        (make_sample(advantages=None, rl_weights=[1.0], env_name="bad"), "`rl_weights` has 1 entries for 5 tokens"),
     ],
 )
 @pytest.mark.parametrize("place", [0, 1])
@@ -237,8 +240,8 @@ def test_a_bad_sample_is_refused_by_env_wherever_it_stands(bad, message, place):
     samples = [make_sample(env_name="good"), make_sample(2, 4, env_name="good")]
     samples.insert(place, bad)
     with pytest.raises(PackingError, match=message) as caught:
-        pack(samples, row_length=16, rows=1, shards=1)
-    assert f"env 'bad', sample {place}" in str(caught.value)
+        pack(samples, row_length=16, rows=1, shards=1, overlong="truncate")
+    assert re.match(rf"env 'bad', (packed )?sample {place}: ", str(caught.value))
 
 
 def test_live_rl_tokens_without_advantages_are_refused_even_beside_a_neighbour_that_has_them():

@@ -37,16 +37,21 @@ WINDOW = 32
 MODEL = build_model(SPEC)
 
 
-@functools.cache
-def trainer_params(seed: int = 0) -> dict[str, Any]:
-    """Return parameters whose tokens are not all about as likely (as fresh ones are), with norms that are not all one."""
+def sharpen(params: dict[str, Any]) -> dict[str, Any]:
+    """Return parameters whose tokens are not all about as likely (as fresh ones are), with norms and biases of all sizes."""
 
-    def sharpen(path: tuple, x: jax.Array) -> jax.Array:
-        if path[-1].key == "scale":
+    def change(path: tuple, x: jax.Array) -> jax.Array:
+        if path[-1].key in ("scale", "bias"):
             return x + 0.2 * jnp.sin(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape)
         return x * 12
 
-    return jax.tree_util.tree_map_with_path(sharpen, init_params(MODEL, jax.random.key(seed)))
+    return jax.jit(functools.partial(jax.tree_util.tree_map_with_path, change))(params)
+
+
+@functools.cache
+def trainer_params(seed: int = 0) -> dict[str, Any]:
+    """Return the parameters of one of two policies."""
+    return sharpen(init_params(MODEL, jax.random.key(seed)))
 
 
 @functools.cache

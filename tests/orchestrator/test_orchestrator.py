@@ -12,7 +12,7 @@ from jaxrl.errors import DeadlineError, EngineError, RunFailedError
 from jaxrl.orchestrator.algo import GRPO
 from jaxrl.types import Boundary, Bucket
 from tests.fakes import ScriptedPool, ToyEnv
-from tests.orchestrator.wiring import make_env, make_run
+from tests.orchestrator.wiring import make_env, make_run, rollout_of
 
 ZERO = ZeroAdvantageFilterConfig()
 
@@ -35,7 +35,13 @@ async def test_a_synchronous_run_ships_every_step_on_policy():
         assert metrics["loss/total"] == 0.5
         assert metrics["ledger/trained"] == metrics["ledger/dispatched"] == 8 * step
         assert metrics["throughput/generated_tokens_per_s"] > 0
-        assert {"time/step_s", "time/generate_s", "time/wait_for_policy_s", "time/pack_s", "tasks/toy/groups"} <= metrics.keys()
+        assert {
+            "time/step_s",
+            "time/generate_s",
+            "time/wait_for_policy_s",
+            "time/pack_s",
+            "tasks/toy/groups",
+        } <= metrics.keys()
     assert run.pool.versions_seen == [0, 1, 2, 3]
 
 
@@ -92,12 +98,25 @@ async def test_what_a_synchronous_batch_holds_never_depends_on_timing():
     def play(seed: int):
         environment = ToyEnv(reward=lambda text: float(len(text) == 4))  # groups without signal are replaced
         pool = ScriptedPool(latency=jitter(seed))
-        return make_run(pool=pool, envs=lambda pool: [make_env(pool, environment)], pre_batch_filters=[ZERO], max_inflight_groups=2, batch_size=16)
+        return make_run(
+            pool=pool,
+            envs=lambda pool: [make_env(pool, environment)],
+            pre_batch_filters=[ZERO],
+            max_inflight_groups=2,
+            batch_size=16,
+        )
 
     runs = [play(seed) for seed in (1, 2, 3)]
     for run in runs:
         await run.play()
-    texts = [[(r.group_id, r.member, r.completion_text, r.bucket) for s in sorted(run.monitors.rollouts) for r in run.monitors.rollouts[s]] for run in runs]
+    texts = [
+        [
+            (r.group_id, r.member, r.completion_text, r.bucket)
+            for s in sorted(run.monitors.rollouts)
+            for r in run.monitors.rollouts[s]
+        ]
+        for run in runs
+    ]
     assert texts[0] == texts[1] == texts[2]
     assert any(bucket == "filtered/zero_advantage" for *_, bucket in texts[0])
 
@@ -112,7 +131,10 @@ async def test_groups_without_signal_are_replaced_before_the_batch_and_not_after
 
     before = make_run(envs=lambda pool: [make_env(pool, Half(num_tasks=4))], pre_batch_filters=[ZERO], max_steps=4)
     await before.play()
-    assert all(len({r.group_id for r in rollouts if r.bucket == "trained"}) == 2 for rollouts in before.monitors.rollouts.values())
+    assert all(
+        len({r.group_id for r in rollouts if r.bucket == "trained"}) == 2
+        for rollouts in before.monitors.rollouts.values()
+    )
     after = make_run(envs=lambda pool: [make_env(pool, Half(num_tasks=4))], post_batch_filters=[ZERO], max_steps=4)
     await after.play()
     assert before.bucket_total("filtered/zero_advantage") >= 8
@@ -124,7 +146,7 @@ async def test_groups_without_signal_are_replaced_before_the_batch_and_not_after
 async def test_a_partial_group_trains_on_its_survivors():
     class Flaky(ToyEnv):
         async def play(self, spec, session):
-            if session._rollout.member == 3:
+            if rollout_of(session).member == 3:
                 raise ValueError("the simulator fell over")
             return await super().play(spec, session)
 
@@ -141,7 +163,10 @@ async def test_a_partial_group_trains_on_its_survivors():
 
 
 async def test_an_unscored_rollout_is_in_its_own_bucket_and_in_no_baseline():
-    run = make_run(envs=lambda pool: [make_env(pool, ToyEnv(reward=lambda text: None if len(text) == 1 else float(len(text))))], max_steps=2)
+    run = make_run(
+        envs=lambda pool: [make_env(pool, ToyEnv(reward=lambda text: None if len(text) == 1 else float(len(text))))],
+        max_steps=2,
+    )
     await run.play()
     unscored = [r for rollouts in run.monitors.rollouts.values() for r in rollouts if r.bucket == "unscored"]
     assert unscored and all(r.reward is None and r.failure is None and r.mean_advantage() is None for r in unscored)
@@ -179,7 +204,9 @@ async def test_a_hanging_rollout_is_a_timeout_and_its_group_goes_on_without_it()
             await asyncio.sleep(60)
 
     hung: list = []
-    run = make_run(envs=lambda pool: [make_env(pool, ToyEnv(before_play=hang_once), rollout_deadline_s=0.2)], max_steps=2)
+    run = make_run(
+        envs=lambda pool: [make_env(pool, ToyEnv(before_play=hang_once), rollout_deadline_s=0.2)], max_steps=2
+    )
     await run.play()
     failures = [r.failure for r in run.monitors.rollouts[1] if r.failure]
     assert [f.boundary for f in failures] == [Boundary.TIMEOUT]
@@ -257,7 +284,9 @@ async def test_one_slow_teacher_does_not_stop_the_other_rollouts():
 async def test_equal_rewards_everywhere_end_the_run_with_advice():
     environment = ToyEnv(reward=lambda text: 0.0)
     run = make_run(envs=lambda pool: [make_env(pool, environment)], post_batch_filters=[ZERO], max_empty_batches=3)
-    with pytest.raises(RunFailedError, match=r"3 batches in a row gave nothing.*filtered/zero_advantage 24; mean reward 0\."):
+    with pytest.raises(
+        RunFailedError, match=r"3 batches in a row gave nothing.*filtered/zero_advantage 24; mean reward 0\."
+    ):
         await run.play()
     assert run.batches == [] and run.monitors.steps == []
 
@@ -277,7 +306,9 @@ async def test_an_empty_batch_is_replaced_within_its_step():
         num_played.append(1)
         return 0.0 if len(num_played) <= 8 else float(len(num_played))
 
-    run = make_run(envs=lambda pool: [make_env(pool, ToyEnv(reward=dull_at_first))], post_batch_filters=[ZERO], max_steps=2)
+    run = make_run(
+        envs=lambda pool: [make_env(pool, ToyEnv(reward=dull_at_first))], post_batch_filters=[ZERO], max_steps=2
+    )
     await run.play()
     assert [batch.step for batch in run.batches] == [1, 2]
     assert len([r for r in run.monitors.rollouts[1] if r.bucket == "filtered/zero_advantage"]) == 8
@@ -288,7 +319,9 @@ async def test_overlong_rollouts_are_filed_by_what_the_packer_dropped():
     def lengthy(request, version):
         return [70] * (30 if request.sampling.seed % 2 else 3)
 
-    run = make_run(pool=ScriptedPool(lengthy), max_steps=3, row_length=24, envs=lambda pool: [_with_window(pool, max_tokens=32)])
+    run = make_run(
+        pool=ScriptedPool(lengthy), max_steps=3, row_length=24, envs=lambda pool: [_with_window(pool, max_tokens=32)]
+    )
     await run.play()
     dropped = [r for rollouts in run.monitors.rollouts.values() for r in rollouts if r.bucket == "overlong_dropped"]
     assert dropped and all(len(r.samples[0]) > 24 for r in dropped)
@@ -469,7 +502,7 @@ async def test_measuring_changes_nothing_in_training():
 
 
 async def test_a_policy_at_another_version_than_the_run_is_refused():
-    with pytest.raises(RunFailedError, match="step 1 starts from policy version 0, but the policy is at 3"):
+    with pytest.raises(RunFailedError, match="step 1 starts from version 0, but the policy is at 3"):
         await make_run(start_version=3).play()
 
 
@@ -504,4 +537,7 @@ async def test_two_environments_share_a_step_without_mixing_groups():
         for rollout in rollouts:
             assert rollout.group_id == f"{rollout.env_name}/{rollout.draw_index}"
             assert rollout.task.id.startswith(rollout.env_name)
-    assert {name for _, metrics in run.monitors.steps for name in metrics} >= {"rollout/reward/mean/a", "rollout/reward/mean/b"}
+    assert {name for _, metrics in run.monitors.steps for name in metrics} >= {
+        "rollout/reward/mean/a",
+        "rollout/reward/mean/b",
+    }

@@ -18,7 +18,9 @@ def test_level_one_dispatches_one_step_ahead_and_no_further():
     ("kept", "in_flight", "num_in_flight", "expected"),
     [(0, 0, 0, True), (3, 0, 0, True), (3, 1, 1, False), (4, 0, 0, False), (0, 2, 2, False)],
 )
-def test_a_group_is_drawn_while_kept_and_in_flight_fall_short_and_there_is_room(kept, in_flight, num_in_flight, expected):
+def test_a_group_is_drawn_while_kept_and_in_flight_fall_short_and_there_is_room(
+    kept, in_flight, num_in_flight, expected
+):
     wanted = may_draw(kept=kept, in_flight=in_flight, needed=4, num_in_flight=num_in_flight, max_in_flight=2)
     assert wanted is expected
 

@@ -1,4 +1,5 @@
-"""A whole orchestrator on fakes, wired as a run wires it: scripted policy, toy worlds, the real packer, channel and task samplers."""
+"""A whole orchestrator on fakes, wired as a run wires it: scripted policy, toy worlds, the real packer, channel and
+task samplers."""
 
 from __future__ import annotations
 
@@ -15,12 +16,14 @@ from jaxrl.config.algorithm import GRPOConfig
 from jaxrl.config.env import ReverseTextEnvConfig, SamplingConfig
 from jaxrl.config.model import PolicyModelConfig
 from jaxrl.config.orchestrator import OrchestratorConfig, TrainSectionConfig
+from jaxrl.envs.session import PolicySession
 from jaxrl.inference.rendering import Renderer
 from jaxrl.orchestrator.algo import GRPO, Algorithm
 from jaxrl.orchestrator.orchestrator import Orchestrator
 from jaxrl.orchestrator.sampler import Sampler, TrainEnv
 from jaxrl.tasks import UniformSampler
 from jaxrl.transport.memory import InProcessChannel
+from jaxrl.types import Rollout
 from tests.fakes import FakeTrainer, RecordingMonitors, ScriptedPool, ToyEnv
 
 TOKENIZER = Path(__file__).parents[1] / "golden" / "tokenizer"
@@ -67,6 +70,11 @@ def make_env(
     )
     tasks = UniformSampler(environment.tasks(), rng_seed=seed)
     return TrainEnv(environment.name, ratio, tasks, sampler, algorithm or GRPO(GRPOConfig(), pool))
+
+
+def rollout_of(session: PolicySession) -> Rollout:
+    """Return the rollout behind a session; environments cannot see it, tests that break one member must."""
+    return session._rollout
 
 
 @dataclass

@@ -117,7 +117,7 @@ def test_a_checkpoint_that_lost_a_part_or_some_bytes_of_it_is_not_complete(check
 def test_a_part_with_changed_bytes_is_refused(checkpointer):
     part = checkpointer.save(2, small_state(), PARTS) / "parts" / "orchestrator"
     part.write_bytes(b"\x01" + part.read_bytes()[1:])
-    with pytest.raises(CheckpointError, match="part 'orchestrator' .* is damaged"):
+    with pytest.raises(CheckpointError, match=r"part 'orchestrator' .* is damaged"):
         checkpointer.restore(2, abstract(small_state()))
 
 
@@ -136,7 +136,7 @@ def test_arrays_of_another_shape_precision_or_name_are_refused_by_name(checkpoin
     ):
         checkpointer.restore(1, target)
     target["params"] = {"other": jax.ShapeDtypeStruct((4, 3), jnp.float32)}
-    with pytest.raises(CheckpointError, match="2 arrays differ, the first is 'params.other': saved nothing"):
+    with pytest.raises(CheckpointError, match=r"2 arrays differ, the first is 'params\.other': saved nothing"):
         checkpointer.restore(1, target)
 
 

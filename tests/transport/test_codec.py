@@ -109,20 +109,26 @@ def test_a_number_where_an_array_belongs_is_refused():
         decode(MicroBatch, msgspec.msgpack.encode(fields | {"token_ids": 3}))
 
 
+def array_value(dtype: str, shape: list[int], num_bytes: int) -> bytes:
+    header = msgspec.msgpack.encode([dtype, shape])
+    return bytes([len(header)]) + header + bytes(num_bytes)
+
+
 @pytest.mark.parametrize(
-    "extension",
+    ("code", "value"),
     [
-        msgspec.msgpack.Ext(1, b""),
-        msgspec.msgpack.Ext(1, b"\x07garbage"),
-        msgspec.msgpack.Ext(1, b"\x08" + msgspec.msgpack.encode(["<i4", [2, 2]]) + bytes(12)),
-        msgspec.msgpack.Ext(1, b"\x07" + msgspec.msgpack.encode(["|O", [1, 1]]) + bytes(8)),
-        msgspec.msgpack.Ext(2, b""),
+        (1, b""),
+        (1, b"\x07garbage"),
+        (1, array_value("<i4", [2, 2], num_bytes=12)),
+        (1, array_value("|O", [1, 1], num_bytes=8)),
+        (1, array_value("|S4", [1, 2], num_bytes=8)),
+        (2, array_value("<i4", [2, 2], num_bytes=16)),
     ],
 )
-def test_a_damaged_array_is_refused(extension):
+def test_a_damaged_array_is_refused(code, value):
     fields = msgspec.msgpack.decode(encode(make_micro_batch()))
     with pytest.raises(ValueError, match="not a whole `MicroBatch`"):
-        decode(MicroBatch, msgspec.msgpack.encode(fields | {"token_ids": extension}))
+        decode(MicroBatch, msgspec.msgpack.encode(fields | {"token_ids": msgspec.msgpack.Ext(code, value)}))
 
 
 @settings(max_examples=100, deadline=None)

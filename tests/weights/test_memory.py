@@ -50,11 +50,10 @@ def test_the_engine_decodes_on_one_version_while_the_trainer_makes_two_more() ->
     assert future.result(timeout=0).token_ids.tolist() == undisturbed.token_ids.tolist()
     assert future.result(timeout=0).logprobs.tobytes() == undisturbed.logprobs.tobytes()
     assert future.result(timeout=0).versions.tolist() == [0] * 12
-    params = train_step(params, tokens)
+    train_step(params, tokens)
     engine.load(store.get(2), version=2)
     (later,) = generate(engine, request)
     assert later.logprobs.tobytes() != undisturbed.logprobs.tobytes()
-    np.testing.assert_array_equal(engine.score(np.arange(5)).done(), False)
 
 
 def test_only_the_newest_two_versions_are_kept() -> None:

@@ -1,4 +1,4 @@
-"""Credit: one module per algorithm, told apart by the `type` of its config. A new one is a module, a config class and a line here."""
+"""Credit: one module per algorithm, by the `type` of its config. A new one is a module, a config and a line here."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Credit from rewards: pure functions on the rewards of one group.
 
-In: one finite reward per surviving rollout. Out: one float32 number per rollout. Which rollouts survive, which tokens take the credit
-and what the loss does with it are decided elsewhere. Legend: G rollouts of a group.
+In: one finite reward per surviving rollout. Out: one float32 number per rollout. Which rollouts survive, which tokens
+take the credit and what the loss does with it are decided elsewhere. Legend: G rollouts of a group.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 
 EQUAL_REWARDS_RTOL = 1e-9
-"""Rewards this close, relative to the largest, are equal: far above float64 rounding, far below any difference a grader means."""
+"""Rewards this close, relative to the largest, are equal: far above float64 rounding, far below any difference a grader
+means."""
 EQUAL_REWARDS_ATOL = 1e-12
 """The same for rewards near 0, where a sum such as 0.3 - 0.2 - 0.1 leaves a residue."""
 
@@ -38,8 +39,8 @@ def rewards_are_equal(rewards_G: Sequence[float] | np.ndarray) -> bool:
 def group_mean_advantages(rewards_G: Sequence[float] | np.ndarray) -> np.ndarray:
     """Credit each rollout with its reward minus the group's mean.
 
-    A_i = r_i - mean(r), in float64 and then rounded once; not divided by the standard deviation, which would weigh easy and hard tasks by
-    how little their rewards vary. A group with equal rewards, or of one rollout, gets exact zeros.
+    A_i = r_i - mean(r), in float64 and then rounded once; not divided by the standard deviation, which would weigh easy
+    and hard tasks by how little their rewards vary. A group with equal rewards, or of one rollout, gets exact zeros.
 
     Args:
       rewards_G: [G] finite rewards of the group's survivors; G >= 0.
@@ -56,8 +57,8 @@ def group_mean_advantages(rewards_G: Sequence[float] | np.ndarray) -> np.ndarray
       >>> group_mean_advantages([0.1 + 0.2, 0.3])
       array([0., 0.], dtype=float32)
 
-    Reference: Shao et al. 2024, DeepSeekMath, https://arxiv.org/abs/2402.03300, section 4.1; without the division as in Liu et al. 2025,
-      Understanding R1-Zero-Like Training, https://arxiv.org/abs/2503.20783, section 3.
+    Reference: Shao et al. 2024, DeepSeekMath, https://arxiv.org/abs/2402.03300, section 4.1; without the division as in
+      Liu et al. 2025, Understanding R1-Zero-Like Training, https://arxiv.org/abs/2503.20783, section 3.
     """
     rewards = np.asarray(rewards_G, np.float64)
     if rewards.ndim != 1:

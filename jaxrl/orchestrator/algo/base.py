@@ -1,7 +1,7 @@
-"""What an algorithm is: two hooks that score, one declaration of the loss it feeds, and two drivers that nobody overrides.
+"""What an algorithm is: two hooks that score, the loss that it feeds, and two drivers that nobody overrides.
 
-In: rollouts as they arrive, then the survivors of a complete group. Out: the same rollouts with their samples' streams stamped and frozen.
-An algorithm never drops a rollout, never sees a batch, and never closes the policy's pool.
+In: rollouts as they arrive, then the survivors of a complete group. Out: the same rollouts with their samples' streams
+stamped and frozen. An algorithm never drops a rollout, never sees a batch, and never closes the policy's pool.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ DRIVERS = ("finalize_rollout", "finalize_group")
 class Algorithm:
     """Credit for the rollouts of one environment; one instance per environment.
 
-    A subclass overrides `score_group` (most), `score_rollout` (where a model must be asked), `setup`, and the state methods if it remembers
-    anything between groups. An exception of a hook fails the rollouts that it was scoring (boundary `algorithm`), not the run.
+    A subclass overrides `score_group` (most), `score_rollout` (where a model must be asked), `setup`, and the state
+    methods if it remembers anything between groups. An exception of a hook fails the rollouts that it was scoring
+    (boundary `algorithm`), not the run.
     """
 
     action_loss_type: ClassVar[LossType] = "rl"
@@ -34,9 +35,8 @@ class Algorithm:
         super().__init_subclass__(**kwargs)
         overridden = [name for name in DRIVERS if name in cls.__dict__]
         if overridden:
-            raise TypeError(
-                f"`{cls.__name__}.{overridden[0]}` overrides a driver; override `score_rollout` or `score_group` instead"
-            )
+            name = f"{cls.__name__}.{overridden[0]}"
+            raise TypeError(f"`{name}` overrides a driver; override `score_rollout` or `score_group` instead")
 
     def __init__(self, config: AlgorithmConfig, policy_pool: ScoringPool) -> None:
         self.config = config
@@ -55,7 +55,7 @@ class Algorithm:
         """Hook on arrival, before the group is complete: the place to ask a model about one rollout."""
 
     async def score_group(self, rollouts: Sequence[Rollout]) -> None:
-        """Hook on completion of a group: write credit and weights into the samples of `rollouts`, its survivors in member order."""
+        """Hook on completion of a group: write credit and weights into its survivors' samples, in member order."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the algorithm remembers between groups, as a JSON object."""
@@ -80,7 +80,8 @@ class Algorithm:
     async def finalize_group(self, rollouts: Sequence[Rollout]) -> None:
         """Score a group's survivors, stamp where their tokens go, check every stream, and freeze them.
 
-        A rollout whose streams break a rule fails alone (boundary `algorithm`); its siblings keep the credit they were given.
+        A rollout whose streams break a rule fails alone (boundary `algorithm`); its siblings keep the credit they were
+        given.
 
         Args:
           rollouts: the survivors (scored, with samples), in member order; may be empty.

@@ -1,4 +1,4 @@
-"""GRPO: each rollout's credit is its reward minus the mean of its group's survivors, the same on all of its sampled tokens."""
+"""GRPO: a rollout's credit is its reward minus the mean of its group's survivors, the same on every sampled token."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Which loss component the sampled tokens of a sample feed, and the rules that every stamped stream must keep.
 
-In: a sample whose streams an algorithm may have written. Out: the same sample with its routing stamped, or a `SampleError`. Streams that
-plain rl does not need stay absent, so the hot path ships nothing extra. Knows no algorithm by name.
+In: a sample whose streams an algorithm may have written. Out: the same sample with its routing stamped, or a
+`SampleError`. Streams that plain rl does not need stay absent, so the hot path ships nothing extra. Knows no algorithm
+by name.
 """
 
 from __future__ import annotations
@@ -20,16 +21,18 @@ LossType = Literal["rl", "ce", "ref_kl"]
 def stamp_loss_routing(sample: TrainingSample, action_loss_type: LossType) -> None:
     """Send the mask-True tokens of `sample` to one loss component, in place.
 
-    rl: nothing, because absent streams already mean that. ce: `rl_weights` 0 everywhere and `ce_weights` 1 on the loss mask; a ce stream that
-    the algorithm wrote keeps its values elsewhere. ref_kl: `rl_weights` 0 everywhere and `ref_kl_weights` 1 on the loss mask.
+    rl: nothing, because absent streams already mean that. ce: `rl_weights` 0 everywhere and `ce_weights` 1 on the loss
+    mask; a ce stream that the algorithm wrote keeps its values elsewhere. ref_kl: `rl_weights` 0 everywhere and
+    `ref_kl_weights` 1 on the loss mask.
 
     Args:
       sample: its `loss_mask` says which tokens the policy sampled.
       action_loss_type: the component.
 
     Example:
-      >>> sample = TrainingSample(token_ids=np.arange(3, dtype=np.int32), loss_mask=np.array([False, True, True]), env_name="toy",
-      ...                         inference_logprobs=np.zeros(3, np.float32), temperatures=np.ones(3, np.float32))
+      >>> sample = TrainingSample(token_ids=np.arange(3, dtype=np.int32), loss_mask=np.array([False, True, True]),
+      ...                         inference_logprobs=np.zeros(3, np.float32), temperatures=np.ones(3, np.float32),
+      ...                         env_name="toy")
       >>> stamp_loss_routing(sample, "ce")
       >>> sample.ce_weights.tolist(), sample.rl_weights.tolist(), sample.ref_kl_weights
       ([0.0, 1.0, 1.0], [0.0, 0.0, 0.0], None)
@@ -53,8 +56,9 @@ def check_streams(sample: TrainingSample, *, has_policy_logprobs: bool) -> None:
       has_policy_logprobs: False for a frozen or demonstration source, whose tokens carry no logprob of the policy.
 
     Raises:
-      SampleError: a stream has another length or dtype than the tokens call for, or is not finite; a weight stands on the first token, which
-        has no context; ref_kl members without `ref_logprobs`; rl or ref_kl members without the policy's own logprobs.
+      SampleError: a stream has another length or dtype than the tokens call for, or is not finite; a weight stands on
+        the first token, which has no context; ref_kl members without `ref_logprobs`; rl or ref_kl members without the
+        policy's own logprobs.
     """
     where = f"env {sample.env_name!r}"
     for name in OPTIONAL_STREAMS:
@@ -74,7 +78,8 @@ def check_streams(sample: TrainingSample, *, has_policy_logprobs: bool) -> None:
     for name, member in zip(COMPONENTS, members, strict=True):
         if member[:1].any():
             raise SampleError(
-                f"{where}: the first token is a member of the {name} loss, but nothing stands before it to predict it from"
+                f"{where}: the first token is a member of the {name} loss, but nothing stands before it to predict it "
+                "from"
             )
     if members.ref_kl.any() and sample.ref_logprobs is None:
         raise SampleError(

@@ -25,7 +25,14 @@ def test_credit_is_the_reward_minus_the_groups_mean(rewards, expected):
 
 @pytest.mark.parametrize(
     "rewards",
-    [[0.1 + 0.2, 0.3], [0.3, 0.1 + 0.2, 0.3], [0.7] * 7, [0.3 - 0.2 - 0.1, 0.0], [1e6 + 1e-5, 1e6], [float(np.float64(0.1) * 3), 0.3]],
+    [
+        [0.1 + 0.2, 0.3],
+        [0.3, 0.1 + 0.2, 0.3],
+        [0.7] * 7,
+        [0.3 - 0.2 - 0.1, 0.0],
+        [1e6 + 1e-5, 1e6],
+        [float(np.float64(0.1) * 3), 0.3],
+    ],
 )
 def test_rewards_that_differ_by_rounding_only_give_exact_zeros(rewards):
     assert group_mean_advantages(rewards).tolist() == [0.0] * len(rewards)

@@ -1,0 +1,286 @@
+import json
+import shutil
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+from transformers import AutoConfig
+
+from jaxrl.config.trainer import MeshConfig
+from jaxrl.errors import ModelLoadError
+from jaxrl.models import build_mesh, load_pretrained, save_pretrained
+from jaxrl.models.mesh import param_shardings
+from tests.models.tiny import TIED, UNTIED, tiny_model
+
+TOKENIZER = Path(__file__).parents[1] / "golden" / "tokenizer"
+GOLDEN = Path(__file__).parents[1] / "golden" / "models"
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """A tied model's directory, written by us."""
+    save_pretrained(*tiny_model(TIED), tmp_path / "model")
+    return tmp_path / "model"
+
+
+def edit_weights(directory: Path, **changes: np.ndarray | None) -> None:
+    """Replace, add or (None) remove tensors; `__` in a keyword stands for a dot."""
+    tensors = load_file(directory / "model.safetensors")
+    for name, value in changes.items():
+        if value is None:
+            del tensors[name.replace("__", ".")]
+        else:
+            tensors[name.replace("__", ".")] = value
+    save_file(tensors, directory / "model.safetensors")
+
+
+def split_into_shards(directory: Path) -> None:
+    """Turn the single weight file into two shards and an index."""
+    tensors = load_file(directory / "model.safetensors")
+    (directory / "model.safetensors").unlink()
+    weight_map = {}
+    for shard in range(2):
+        part = {name: tensor for i, (name, tensor) in enumerate(sorted(tensors.items())) if i % 2 == shard}
+        save_file(part, directory / f"model-0000{shard + 1}-of-00002.safetensors")
+        weight_map |= dict.fromkeys(part, f"model-0000{shard + 1}-of-00002.safetensors")
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+
+
+def assert_same_bytes(a, b):
+    jax.tree.map(lambda x, y: np.testing.assert_array_equal(np.asarray(x).view(np.uint8), np.asarray(y).view(np.uint8)), a, b)
+
+
+@pytest.mark.parametrize("spec", [TIED, UNTIED], ids=["tied", "untied"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_model_saved_and_loaded_is_the_same_to_the_last_bit(tmp_path, spec, dtype):
+    model, params = tiny_model(spec)
+    params = jax.tree.map(lambda leaf: leaf.astype(dtype), params)
+    save_pretrained(model, params, tmp_path / "a", dtype=dtype)
+    loaded_model, loaded = load_pretrained(tmp_path / "a", param_dtype=dtype)
+    assert loaded_model == model
+    assert jax.tree.structure(loaded) == jax.tree.structure(params)
+    assert_same_bytes(loaded, params)
+    save_pretrained(loaded_model, loaded, tmp_path / "b", dtype=dtype)
+    for name in ("config.json", "model.safetensors"):
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+
+
+@pytest.mark.parametrize("kind", ["tied", "untied"])
+def test_a_directory_written_by_transformers_comes_back_byte_for_byte(tmp_path, kind):
+    save_pretrained(*load_pretrained(GOLDEN / f"qwen3_{kind}"), tmp_path / "copy")
+    theirs, ours = load_file(GOLDEN / f"qwen3_{kind}" / "model.safetensors"), load_file(tmp_path / "copy" / "model.safetensors")
+    assert theirs.keys() == ours.keys()
+    assert all(theirs[name].dtype == ours[name].dtype and theirs[name].tobytes() == ours[name].tobytes() for name in theirs)
+
+
+def test_kernels_are_written_out_by_in_and_layers_apart(checkpoint):
+    _, params = tiny_model(TIED)
+    written = load_file(checkpoint / "model.safetensors")
+    np.testing.assert_array_equal(written["model.layers.1.mlp.down_proj.weight"], params["layers"]["mlp"]["down_proj"]["kernel"][1].T)
+    assert "lm_head.weight" not in written
+
+
+def test_the_written_config_is_read_by_transformers(checkpoint):
+    config = AutoConfig.from_pretrained(checkpoint)
+    assert config.architectures == ["Qwen3ForCausalLM"]
+    assert config.rope_parameters["rope_theta"] == TIED.rope_theta
+    assert (config.head_dim, config.num_key_value_heads, config.tie_word_embeddings) == (8, 2, True)
+    assert str(config.dtype).endswith("float32")
+
+
+def test_shards_load_like_one_file(checkpoint):
+    _, whole = load_pretrained(checkpoint)
+    split_into_shards(checkpoint)
+    _, sharded = load_pretrained(checkpoint)
+    assert_same_bytes(whole, sharded)
+
+
+@pytest.mark.parametrize("config", [MeshConfig(fsdp=8), MeshConfig(data=2, fsdp=2, tensor=2)], ids=["fsdp8", "2x2x2"])
+def test_loading_onto_a_mesh_gives_the_same_numbers_in_their_places(checkpoint, config):
+    mesh = build_mesh(config)
+    _, whole = load_pretrained(checkpoint)
+    model, split = load_pretrained(checkpoint, mesh=mesh)
+    assert model.mesh == mesh
+    assert_same_bytes(split, whole)
+    assert jax.tree.map(lambda leaf: leaf.sharding, split) == param_shardings(mesh, split)
+
+
+def test_parameters_take_the_asked_dtype_rounded_to_nearest(checkpoint):
+    _, exact = load_pretrained(checkpoint)
+    _, rounded = load_pretrained(checkpoint, param_dtype="bfloat16")
+    assert_same_bytes(rounded, jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), exact))
+
+
+def test_loaded_parameters_may_be_donated(checkpoint):
+    _, params = load_pretrained(checkpoint)
+    before = np.array(params["embed"]["weight"])
+    after = jax.jit(lambda tree: jax.tree.map(lambda leaf: leaf + 1, tree), donate_argnums=0)(params)
+    assert params["embed"]["weight"].is_deleted()
+    np.testing.assert_array_equal(after["embed"]["weight"], before + 1)
+
+
+def test_a_tied_checkpoint_may_repeat_its_embedding_as_the_head(checkpoint):
+    embedding = load_file(checkpoint / "model.safetensors")["model.embed_tokens.weight"]
+    edit_weights(checkpoint, lm_head__weight=embedding)
+    _, params = load_pretrained(checkpoint)
+    assert "lm_head" not in params
+    edit_weights(checkpoint, lm_head__weight=embedding + 1e-3)
+    with pytest.raises(ModelLoadError, match=r"`lm_head.weight` is not equal to `model.embed_tokens.weight`"):
+        load_pretrained(checkpoint)
+
+
+@pytest.mark.parametrize("name", ["Qwen/Qwen3-0.6B", "/no/such/place"])
+def test_a_name_that_is_no_directory_is_refused_saying_that_nothing_is_downloaded(name):
+    with pytest.raises(ModelLoadError, match=rf"`{name}` is not a directory.*not available yet.*pass the directory"):
+        load_pretrained(name)
+
+
+def test_a_file_in_place_of_a_directory_is_refused(checkpoint):
+    with pytest.raises(ModelLoadError, match="is a file"):
+        load_pretrained(checkpoint / "model.safetensors")
+
+
+def remove_config(directory):
+    (directory / "config.json").unlink()
+
+
+def break_config(directory):
+    (directory / "config.json").write_text('{"model_type": ')
+
+
+def list_config(directory):
+    (directory / "config.json").write_text("[]")
+
+
+def change_family(directory):
+    (directory / "config.json").write_text('{"model_type": "llava"}')
+
+
+def truncate_weights(directory):
+    file = directory / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def cut_header(directory):
+    file = directory / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:5])
+
+
+def corrupt_header(directory):
+    file = directory / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:8] + b"garbage!" + file.read_bytes()[16:])
+
+
+def pickle_weights(directory):
+    (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
+
+
+def lose_shard(directory):
+    split_into_shards(directory)
+    (directory / "model-00002-of-00002.safetensors").unlink()
+
+
+def break_index(directory):
+    split_into_shards(directory)
+    (directory / "model.safetensors.index.json").write_text('{"weight_map": []}')
+
+
+def repeat_tensor(directory):
+    split_into_shards(directory)
+    shutil.copy(directory / "model-00001-of-00002.safetensors", directory / "model-00002-of-00002.safetensors")
+
+
+def lose_and_add_tensors(directory):
+    edit_weights(
+        directory,
+        model__norm__weight=None,
+        model__layers__1__mlp__up_proj__weight=None,
+        model__layers__0__self_attn__q_proj__bias=np.zeros(32, np.float32),
+        model__layers__2__mlp__up_proj__weight=np.zeros((32, 16), np.float32),
+    )
+
+
+def change_shape(directory):
+    edit_weights(directory, model__layers__0__mlp__up_proj__weight=np.zeros((16, 32), np.float32))
+
+
+def quantise(directory):
+    edit_weights(directory, model__layers__0__mlp__up_proj__weight=np.zeros((32, 16), np.int8))
+
+
+@pytest.mark.parametrize(
+    ("damage", "named"),
+    [
+        (remove_config, ["has no config.json"]),
+        (break_config, ["config.json", "JSON"]),
+        (list_config, ["config.json", "list", "object"]),
+        (change_family, ["'llava'", "'qwen3'"]),
+        (truncate_weights, ["model.safetensors", "not a whole safetensors file"]),
+        (cut_header, ["model.safetensors", "(5 bytes)"]),
+        (corrupt_header, ["model.safetensors", "not a whole safetensors file"]),
+        (pickle_weights, ["pytorch_model.bin", "Only safetensors are read"]),
+        (lose_shard, ["1 of 2 shards", "model-00002-of-00002.safetensors"]),
+        (break_index, ["weight_map"]),
+        (repeat_tensor, ["another shard"]),
+        (
+            lose_and_add_tensors,
+            [
+                "missing from the files: model.layers.1.mlp.up_proj.weight, model.norm.weight;",
+                "not part of the model: model.layers.0.self_attn.q_proj.bias, model.layers.2.mlp.up_proj.weight.",
+            ],
+        ),
+        (change_shape, ["model.layers.0.mlp.up_proj.weight is [16, 32], expected [32, 16]"]),
+        (quantise, ["model.layers.0.mlp.up_proj.weight is I8"]),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_damaged_directory_is_refused_in_one_paragraph_that_names_what_is_wrong(checkpoint, damage, named):
+    damage(checkpoint)
+    with pytest.raises(ModelLoadError) as caught:
+        load_pretrained(checkpoint)
+    message = str(caught.value)
+    assert all(part in message for part in named), message
+    assert "\n" not in message
+    assert message.endswith(".")
+
+
+def test_an_untied_config_over_tied_weights_names_the_missing_head(checkpoint):
+    config = json.loads((checkpoint / "config.json").read_text())
+    (checkpoint / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
+    with pytest.raises(ModelLoadError, match=r"`tie_word_embeddings`=False\); missing from the files: lm_head.weight\."):
+        load_pretrained(checkpoint)
+
+
+def test_the_tokenizer_travels_with_the_weights(tmp_path):
+    source = tmp_path / "source"
+    shutil.copytree(TOKENIZER, source)
+    (source / "config.json").write_text('{"eos_token_id": 2, "pad_token_id": 0, "bos_token_id": null, "hidden_size": 1}')
+    save_pretrained(*tiny_model(TIED), tmp_path / "model", tokenizer_dir=source)
+    for file in TOKENIZER.iterdir():
+        assert (tmp_path / "model" / file.name).read_bytes() == file.read_bytes()
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    assert (config["eos_token_id"], config["pad_token_id"], config["hidden_size"]) == (2, 0, TIED.hidden_size)
+    assert "bos_token_id" not in config
+
+
+def test_a_directory_in_use_is_not_touched(checkpoint):
+    before = {file.name: file.read_bytes() for file in checkpoint.iterdir()}
+    with pytest.raises(ModelLoadError, match="not an empty directory"):
+        save_pretrained(*tiny_model(TIED, seed=9), checkpoint)
+    assert {file.name: file.read_bytes() for file in checkpoint.iterdir()} == before
+
+
+def test_a_save_that_fails_leaves_nothing_behind(tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ModelLoadError, match="none of the tokenizer files"):
+        save_pretrained(*tiny_model(TIED), tmp_path / "model", tokenizer_dir=tmp_path / "empty")
+    assert [path.name for path in tmp_path.iterdir()] == ["empty"]
+
+
+def test_an_empty_directory_may_be_saved_into(tmp_path):
+    (tmp_path / "model").mkdir()
+    save_pretrained(*tiny_model(TIED), tmp_path / "model")
+    assert {path.name for path in (tmp_path / "model").iterdir()} == {"config.json", "model.safetensors"}
