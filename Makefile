@@ -47,5 +47,5 @@ test-all: setup ## Run every test, the slow ones and (where torch is installed) 
 
 lint: setup ## Check style, the layer rules and types
 	$(BIN)/ruff check .
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-logo
 	$(BIN)/pyright --pythonpath $(BIN)/python

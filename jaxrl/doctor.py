@@ -212,13 +212,14 @@ def _parity_differences(config: RunConfig) -> np.ndarray:
     import numpy as np
 
     from jaxrl.batching import pack, rollout_to_samples
-    from jaxrl.launch import array_arm, build_worlds, checkpoints_of
+    from jaxrl.launch import array_arm, build_worlds
+    from jaxrl.models import build_mesh
     from jaxrl.trainer.loop import split_by_sample
     from jaxrl.trainer.step import densify
 
     renderer, train, _ = build_worlds(config)
     trainer = config.trainer
-    with array_arm(config, renderer, checkpoints_of(config), None, lambda *_: None) as arm:
+    with array_arm(config, renderer, build_mesh(trainer.mesh), lambda *_: None) as arm:
         rollouts = asyncio.run(_play_some(config, arm, renderer, train))
         failures = [rollout.failure for rollout in rollouts if rollout.failure is not None]
         if len(failures) == len(rollouts):
@@ -290,8 +291,8 @@ def _differences(whole: RunConfig, parts: RunConfig, steps: int) -> list[str]:
     import jax
     import numpy as np
 
-    from jaxrl.launch import checkpoints_of
     from jaxrl.models import build_mesh, load_pretrained
+    from jaxrl.trainer.checkpoint import Checkpointer
     from jaxrl.trainer.step import build_programs
 
     def rollouts(config: RunConfig, step: int) -> list[dict[str, Any]]:
@@ -302,7 +303,7 @@ def _differences(whole: RunConfig, parts: RunConfig, steps: int) -> list[str]:
     mesh = build_mesh(whole.trainer.mesh)
     model, _ = load_pretrained(whole.orchestrator.model.name, param_dtype=whole.trainer.param_dtype, mesh=mesh)
     abstract = build_programs(model, whole.trainer, mesh, whole.run.max_steps).abstract_state
-    states = [checkpoints_of(config).restore(steps, abstract)[0] for config in (whole, parts)]
+    states = [Checkpointer(config.run_dir / "checkpoints", 1, mesh).restore(steps, abstract)[0] for config in (whole, parts)]
     leaves = [jax.tree_util.tree_leaves_with_path(state) for state in states]
     for (path, ours), (_, theirs) in zip(*leaves, strict=True):
         if not np.array_equal(np.asarray(ours), np.asarray(theirs), equal_nan=True):

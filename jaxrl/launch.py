@@ -20,10 +20,11 @@ from concurrent.futures import Future
 from pathlib import Path
 
 import jax
+from jax.sharding import Mesh
 
 from jaxrl.batching import pack
+from jaxrl.config.dump import dump_toml
 from jaxrl.config.env import EnvBase, env_name
-from jaxrl.config.load import dump_toml
 from jaxrl.config.run import RunConfig
 from jaxrl.devices import DeviceThread
 from jaxrl.engine.client import EmbeddedEndpoint
@@ -70,24 +71,25 @@ class ArrayArm:
     """The model on its devices: what trains, what generates, and the thread that owns both."""
 
     device: DeviceThread
-    spec: ModelSpec
     programs: StepPrograms
     state: TrainState
     store: WeightStore
     engine: Engine
-    checkpointer: Checkpointer
     start_step: int
     orchestrator_state: bytes | None
     """The orchestrator's part of the checkpoint that was restored; None for a new run."""
 
 
-def launch(config: RunConfig, *, resume: bool = False, stop_after: int | None = None) -> Outcome:
+def launch(
+    config: RunConfig, *, resume: bool = False, stop_after: int | None = None, devices: Sequence[jax.Device] | None = None
+) -> Outcome:
     """Train until `run.max_steps`, or until Ctrl-C.
 
     Args:
       config: the run. Its folder must be new, or hold a complete checkpoint if `resume`.
       resume: go on from the newest complete checkpoint of the folder.
       stop_after: stop, as Ctrl-C would, after this step; the schedule still is that of `run.max_steps`.
+      devices: what `trainer.mesh` spans; None takes every device of the process.
 
     Returns:
       Where the run is and how far it came.
@@ -97,11 +99,14 @@ def launch(config: RunConfig, *, resume: bool = False, stop_after: int | None = 
       RunFailedError: the run cannot go on; the message says how to resume.
       JaxrlError: the first failure of any part.
     """
-    refuse_many_processes()
     run_dir = config.run_dir
-    checkpointer = checkpoints_of(config)
-    start_step = _open_run_folder(config, checkpointer, resume=resume)
+    _check_run_folder(run_dir, resume=resume)
     renderer, train, heldout = build_worlds(config)
+    refuse_many_processes()
+    mesh = build_mesh(config.trainer.mesh, devices)
+    checkpointer = Checkpointer(run_dir / "checkpoints", config.trainer.checkpoint.keep_last, mesh)
+    start_step = _step_to_resume(checkpointer) if resume else None
+    _write_config(config)
     with _logging_to(run_dir / "logs"), contextlib.ExitStack() as stack:
         monitors = MonitorSet(
             run_dir,
@@ -109,25 +114,15 @@ def launch(config: RunConfig, *, resume: bool = False, stop_after: int | None = 
             name=config.run.name,
             max_steps=config.run.max_steps,
             resume_step=start_step,
-            devices=[str(device) for device in jax.devices()],
+            devices=[str(device) for device in mesh.devices.flat],
         )
         stack.callback(monitors.close)
-        arm = stack.enter_context(array_arm(config, renderer, checkpointer, start_step, monitors.progress))
+        arm = stack.enter_context(array_arm(config, renderer, mesh, monitors.progress, checkpointer, start_step))
         monitors.status("")
-        done = asyncio.run(_train(config, arm, renderer, train, heldout, monitors, stop_after))
+        done = asyncio.run(_train(config, arm, checkpointer, renderer, train, heldout, monitors, stop_after))
     if done < config.run.max_steps:
         logging.getLogger(__name__).warning("stopped after step %d; resume with: %s", done, _resume_command(run_dir))
     return Outcome(run_dir, done, is_complete=done >= config.run.max_steps)
-
-
-def checkpoints_of(config: RunConfig) -> Checkpointer:
-    """Return the checkpoints of a run's folder; touches no file.
-
-    Raises:
-      ConfigError: `trainer.mesh` does not fit the devices.
-    """
-    checkpoint = config.trainer.checkpoint
-    return Checkpointer(config.run_dir / "checkpoints", checkpoint.keep_last, build_mesh(config.trainer.mesh))
 
 
 def refuse_many_processes() -> None:
@@ -155,21 +150,27 @@ def build_worlds(config: RunConfig) -> tuple[Renderer, list[Environment], list[E
 
 @contextlib.contextmanager
 def array_arm(
-    config: RunConfig, renderer: Renderer, checkpointer: Checkpointer, start_step: int | None, progress: Progress
+    config: RunConfig,
+    renderer: Renderer,
+    mesh: Mesh,
+    progress: Progress,
+    checkpointer: Checkpointer | None = None,
+    start_step: int | None = None,
 ) -> Iterator[ArrayArm]:
     """Load the model, or restore it, compile every program, and keep the device thread running for the body of the `with`.
 
     Args:
       config: the run.
       renderer: gives the engine its text and is checked against the model's vocabulary.
+      mesh: where the trainer's arrays live; the engine takes the first of its devices.
+      progress: called with `loading` and `compiling`.
       checkpointer: where `start_step` is restored from.
       start_step: None starts from the model directory.
-      progress: called with `loading` and `compiling`.
     """
     device = DeviceThread("device")
     device.start()
     try:
-        arm = device.run(_build_array_arm, config, renderer, checkpointer, start_step, device, progress, kind="engine")
+        arm = device.run(_build_array_arm, config, renderer, mesh, progress, checkpointer, start_step, device, kind="engine")
         device.attach_engine(arm.engine.has_work, arm.engine.tick)
         yield arm
     finally:
@@ -179,20 +180,20 @@ def array_arm(
 def _build_array_arm(
     config: RunConfig,
     renderer: Renderer,
-    checkpointer: Checkpointer,
+    mesh: Mesh,
+    progress: Progress,
+    checkpointer: Checkpointer | None,
     start_step: int | None,
     device: DeviceThread,
-    progress: Progress,
 ) -> ArrayArm:
     """Runs on the device thread."""
     trainer = config.trainer
-    mesh = build_mesh(trainer.mesh)
     progress("loading", 0, 1)
     model, params = load_pretrained(config.orchestrator.model.name, param_dtype=trainer.param_dtype, mesh=mesh)
     _check_fits(config, renderer, model.spec)
     programs = build_programs(model, trainer, mesh, config.run.max_steps)
     orchestrator_state = None
-    if start_step is None:
+    if checkpointer is None or start_step is None:
         state = programs.init_state(params)
     else:
         del params
@@ -201,7 +202,7 @@ def _build_array_arm(
     progress("loading", 1, 1)
 
     version = start_step or 0
-    store = WeightStore(model.spec, config.inference.dtype)
+    store = WeightStore(model.spec, config.inference.dtype, device=mesh.devices.flat[0])
     store.publish(version, state.params)
     progress("compiling", 0, 2)
     programs.compile()
@@ -209,7 +210,7 @@ def _build_array_arm(
     engine = Engine(model.spec, store.get(version), config.inference, version=version, decode_text=renderer.decode)
     engine.warm_up(lambda _, done, total: progress("compiling", 1 + done / total, 2))
     progress("compiling", 2, 2)
-    return ArrayArm(device, model.spec, programs, state, store, engine, checkpointer, version, orchestrator_state)
+    return ArrayArm(device, programs, state, store, engine, version, orchestrator_state)
 
 
 def _check_fits(config: RunConfig, renderer: Renderer, spec: ModelSpec) -> None:
@@ -228,6 +229,7 @@ def _check_fits(config: RunConfig, renderer: Renderer, spec: ModelSpec) -> None:
 async def _train(
     config: RunConfig,
     arm: ArrayArm,
+    checkpointer: Checkpointer,
     renderer: Renderer,
     train: Sequence[Environment],
     heldout: Sequence[Environment],
@@ -273,7 +275,7 @@ async def _train(
         device=arm.device,
         channel=channel,
         publish=arm.store.publish,
-        checkpointer=arm.checkpointer,
+        checkpointer=checkpointer,
         snapshot=lambda: orchestrator.snapshot(trainer.step),
         max_steps=last_step,
         start_step=arm.start_step,
@@ -393,27 +395,33 @@ def _ctrl_c(request_stop: Callable[[], None], monitors: MonitorSet) -> Iterator[
             loop.remove_signal_handler(number)
 
 
-def _open_run_folder(config: RunConfig, checkpointer: Checkpointer, *, resume: bool) -> int | None:
-    """Make the run folder and write the resolved configuration; return the step to resume from, or None for a new run."""
-    run_dir = config.run_dir
-    if resume:
-        step = checkpointer.latest_complete()
-        if step is None:
-            raise ConfigError(
-                f"{run_dir} has no complete checkpoint to resume from; start the run anew with --config and another `run.name`"
-            )
-        return step
-    if run_dir.exists() and any(run_dir.iterdir()):
+def _check_run_folder(run_dir: Path, *, resume: bool) -> None:
+    """Refuse to write over a run, and to resume what is none."""
+    metrics, checkpoints = run_dir / "metrics.jsonl", run_dir / "checkpoints"
+    holds_run = (metrics.is_file() and metrics.stat().st_size > 0) or (checkpoints.is_dir() and any(checkpoints.iterdir()))
+    if holds_run and not resume:
         raise ConfigError(
-            f"the run folder {run_dir} is not empty; go on with it ({_resume_command(run_dir)}), delete it, or choose another "
+            f"the folder {run_dir} holds a run already; go on with it ({_resume_command(run_dir)}), delete it, or choose another "
             "`run.name` or `run.output_dir`"
         )
+
+
+def _step_to_resume(checkpointer: Checkpointer) -> int:
+    step = checkpointer.latest_complete()
+    if step is None:
+        raise ConfigError(
+            f"{checkpointer.directory} has no complete checkpoint to resume from; start the run anew with --config and another `run.name`"
+        )
+    return step
+
+
+def _write_config(config: RunConfig) -> None:
+    run_dir = config.run_dir
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         (run_dir / "config.toml").write_text(dump_toml(config), encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"the run folder {run_dir} cannot be written: {error}; set `run.output_dir` to a folder that can") from error
-    return None
 
 
 def _resume_command(run_dir: Path) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from jaxrl.batching import rollout_to_samples
 from jaxrl.types import OPTIONAL_STREAMS, STREAM_FILL, Failure, Group, MicroBatch, Node, Rollout, Task, TrainingSample
 
 Stream = float | Sequence[float] | np.ndarray | None
@@ -128,8 +129,6 @@ def make_rollout(
             )
         )
     if with_samples:
-        from jaxrl.batching import rollout_to_samples
-
         rollout.samples = rollout_to_samples(rollout)
     return rollout
 

@@ -124,7 +124,7 @@ def pack(
     _check_values(streams, members, is_real, layout, packed)
     batch = TrainBatch(
         step=step,
-        micro_batches=_micro_batches(packed, grid, streams, shards * rows, row_length, max_segments),
+        micro_batches=_micro_batches(packed, grid, streams, shards * rows, max_segments),
         member_counts=_count_members(members, shards, rows, context_shards, row_length),
         num_samples=len(packed),
         num_tokens=sum(lengths),
@@ -410,7 +410,6 @@ def _micro_batches(
     grid: list[list[int]],
     streams: dict[str, np.ndarray],
     num_rows: int,
-    row_length: int,
     max_segments: int,
 ) -> list[MicroBatch]:
     """Cut the filled streams into micro-batches, leaving out the streams that none of a micro-batch's samples has."""

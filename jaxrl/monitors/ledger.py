@@ -55,8 +55,8 @@ class Ledger:
         if rollout.bucket != Bucket.PENDING or self.pending == 0 or bucket == Bucket.PENDING:
             raise RunFailedError(
                 f"ledger: member {rollout.member} of group {rollout.group_id!r} cannot become {str(bucket)!r}: it "
-                f"already is {str(rollout.bucket)!r}, and {self.pending} rollouts are pending; a rollout must be decided "
-                "exactly once"
+                f"already is {str(rollout.bucket)!r}, and {self.pending} rollouts are pending; a rollout must be "
+                "decided exactly once"
             )
         rollout.bucket = str(bucket)
         self.pending -= 1

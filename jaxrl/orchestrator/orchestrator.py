@@ -199,9 +199,9 @@ class Orchestrator:
         oldest_s = max((self._clock() - opened.opened_at_s for opened in in_flight), default=0.0)
         is_open = may_dispatch(self._step, self._pool.version, self._async_level)
         return (
-            f"step {self._step} of {self._max_steps}: {self._batcher.kept} of {self._batcher.needed} collected, "
-            f"groups in flight: {playing} (oldest {oldest_s:.0f} s), policy version {self._pool.version}, "
-            f"last report of step {self._last_reported}, dispatch {'open' if is_open else 'closed until a newer version comes'}"
+            f"step {self._step} of {self._max_steps}: {self._batcher.kept} of {self._batcher.needed} collected, groups in "
+            f"flight: {playing} (oldest {oldest_s:.0f} s), policy version {self._pool.version}, last report of step "
+            f"{self._last_reported}, dispatch {'open' if is_open else 'closed until a newer version comes'}"
             + (", an evaluation is running" if self._evaluations.is_running else "")
         )
 
@@ -248,15 +248,14 @@ class Orchestrator:
         self._draw(tasks)
         while self._sink.finished:
             opened = self._sink.finished.popleft()
-            if opened.is_dropped:
-                continue
-            if is_stale(self._step, opened.oldest_version, self._config.max_staleness_steps):
-                self._drop(opened, Bucket.STALE)
-            else:
+            if not opened.is_dropped:
                 self._commit(opened)
-            self._draw(tasks)
+                self._draw(tasks)
 
     def _commit(self, opened: OpenGroup) -> None:
+        if is_stale(self._step, opened.oldest_version, self._config.max_staleness_steps):
+            self._drop(opened, Bucket.STALE)
+            return
         self._dispatcher.release(opened)
         kept = self._sink.commit(opened)
         if kept is not None:

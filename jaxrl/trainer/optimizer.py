@@ -107,7 +107,7 @@ def decay_mask(params: Params) -> dict[str, Any]:
       {'head': True, 'layers': {'kernel': True, 'norm': False}}
     """
 
-    def is_matrix(path: tuple[jax.tree_util.DictKey, ...], leaf: jax.Array) -> bool:
+    def is_matrix(path: tuple[Any, ...], leaf: jax.Array) -> bool:
         return leaf.ndim - (path[0].key == STACKED_SUBTREE) >= 2
 
     return jax.tree_util.tree_map_with_path(is_matrix, params)

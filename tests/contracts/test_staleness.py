@@ -75,6 +75,7 @@ def test_2_3_7_hold_for_any_interleaving(seed, async_level, max_staleness_steps,
             total, _ = ledger.pop("ledger/dispatched"), ledger.pop("ledger/truncated")
             assert sum(ledger.values()) == total
         assert run.bucket_total("pending") == 0
+        assert set(run.monitors.rollouts) == set(range(1, 21))
         written = [r for rollouts in run.monitors.rollouts.values() for r in rollouts]
         assert len(written) == run.bucket_total("dispatched") == 4 * len(dispatched)
 

@@ -15,7 +15,7 @@ from jaxrl.engine import Engine
 from jaxrl.inference.endpoint import GenerateRequest, Generation, TokenSampling
 from jaxrl.models.decode import DecodeParams, to_decode_params
 from jaxrl.models.spec import ModelSpec
-from jaxrl.models.transformer import build_model, init_params
+from jaxrl.models.transformer import Model, build_model
 
 SPEC = ModelSpec(
     family="qwen3",
@@ -37,21 +37,25 @@ WINDOW = 32
 MODEL = build_model(SPEC)
 
 
-def sharpen(params: dict[str, Any]) -> dict[str, Any]:
-    """Return parameters whose tokens are not all about as likely (as fresh ones are), with norms and biases of all sizes."""
+def random_params(model: Model, seed: int) -> dict[str, Any]:
+    """Return parameters whose tokens are not all about as likely (as fresh ones are), with norms and biases of all sizes.
 
-    def change(path: tuple, x: jax.Array) -> jax.Array:
-        if path[-1].key in ("scale", "bias"):
-            return x + 0.2 * jnp.sin(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape)
-        return x * 12
+    Drawn by numpy: `init_params` would be one more program to compile.
+    """
+    rng = np.random.default_rng(seed)
 
-    return jax.jit(functools.partial(jax.tree_util.tree_map_with_path, change))(params)
+    def draw(path: tuple, leaf: jax.ShapeDtypeStruct) -> jax.Array:
+        is_scale, is_bias = path[-1].key == "scale", path[-1].key == "bias"
+        values = rng.normal(scale=0.2, size=leaf.shape) + float(is_scale)
+        return jnp.asarray(values if is_scale or is_bias else 1.2 * values, jnp.float32)
+
+    return jax.tree_util.tree_map_with_path(draw, model.abstract_params(jnp.float32))
 
 
 @functools.cache
 def trainer_params(seed: int = 0) -> dict[str, Any]:
-    """Return the parameters of one of two policies."""
-    return sharpen(init_params(MODEL, jax.random.key(seed)))
+    """Return the parameters of one policy per seed."""
+    return random_params(MODEL, seed)
 
 
 @functools.cache

@@ -35,18 +35,36 @@ async def test_a_turn_is_recorded_as_message_nodes_and_one_node_whose_tail_was_s
     assert rollout.num_completion_tokens == 3 and rollout.messages()[-1] == {"role": "assistant", "content": "11"}
 
 
-replies = st.lists(st.integers(min_value=3, max_value=319), max_size=5)
+THINK_STRIPPING = RENDERER._chat_template.replace(
+    "message['content']", "(message['content'].split('</think>')[-1] if not loop.last else message['content'])"
+)
+STRIPPING_RENDERER = Renderer(RENDERER._tokenizer, THINK_STRIPPING, RENDERER.stop_ids)
+
+
+async def test_a_history_that_the_template_rewrites_starts_a_new_root_and_leaves_the_sampled_ids_alone() -> None:
+    rollout, endpoint = make_rollout(), saying("<think>1+1</think>2", "3")
+    session = open_session(endpoint, rollout, renderer=STRIPPING_RENDERER)
+    await session.ask([user("1 + 1")])
+    sampled = rollout.nodes[1].token_ids.copy()
+    await session.ask([user("2 + 1")])
+    assert [n.parent for n in rollout.nodes] == [None, 0, None, 2, 3, 4]
+    assert [n.role for n in rollout.nodes] == ["user", "assistant", "user", "assistant", "user", "assistant"]
+    assert [n.sampled for n in rollout.nodes] == [False, True, False, False, False, True]
+    np.testing.assert_array_equal(rollout.nodes[1].token_ids, sampled)
+    assert rollout.metrics["forks"] == 1 and "<think>" not in RENDERER.decode(endpoint.requests[1].token_ids)
+
+
+replies = st.lists(st.one_of(st.sampled_from([3, 4]), st.integers(min_value=3, max_value=319)), max_size=5)
 
 
 @settings(max_examples=30, deadline=None)
-@given(turns=st.lists(st.tuples(st.text(max_size=5), replies, st.booleans()), min_size=1, max_size=4), strips=st.booleans())
+@given(
+    turns=st.lists(st.tuples(st.text(max_size=5), replies, st.booleans()), min_size=1, max_size=4),
+    renderer=st.sampled_from([RENDERER, STRIPPING_RENDERER]),
+)
 def test_a_branch_holds_exactly_the_ids_that_the_policy_was_sent_and_sampled(
-    turns: list[tuple[str, list[int], bool]], strips: bool
+    turns: list[tuple[str, list[int], bool]], renderer: Renderer
 ) -> None:
-    template = RENDERER._chat_template
-    if strips:
-        template = template.replace("message['content']", "message['content'] | trim")
-    renderer = Renderer(RENDERER._tokenizer, template, RENDERER.stop_ids)
     sampled = [[*body, IM_END] if stops else body for _, body, stops in turns]
     endpoint = ScriptedEndpoint(lambda request, _: sampled[int(request.request_id.rpartition("/")[2])])
     rollout = make_rollout()
@@ -61,10 +79,9 @@ def test_a_branch_holds_exactly_the_ids_that_the_policy_was_sent_and_sampled(
     assert len(leaves) == len(turns)
     for leaf, request, ids in zip(leaves, endpoint.requests, sampled, strict=True):
         np.testing.assert_array_equal(path_ids(rollout, leaf), np.concatenate([request.token_ids, np.array(ids, np.int32)]))
-    roots = [index for index, node in enumerate(rollout.nodes) if node.parent is None]
-    assert rollout.metrics["forks"] == len(roots) - 1
-    assert not strips or len(roots) <= len(turns)
-    assert strips or len(roots) == 1
+    num_roots = sum(node.parent is None for node in rollout.nodes)
+    assert rollout.metrics["forks"] == num_roots - 1
+    assert renderer is STRIPPING_RENDERER or num_roots == 1
 
 
 @pytest.mark.parametrize("sampled", [[IM_END], []])

@@ -86,6 +86,7 @@ def test_there_is_exactly_one_bos_whether_or_not_the_tokenizer_would_add_another
     turn = renderer.open_turn(None, [user("hi")])
     assert turn.prompt_ids[0] == 3 and (turn.prompt_ids == 3).sum() == 1
     assert (turn.prompt_ids == 1).sum() == 2  # the post-processor's <|im_start|> is not among them
+    assert renderer.stop_ids == (ENDOFTEXT, IM_END)
     state = renderer.close_turn(turn, np.array([70, IM_END], np.int32))
     assert (renderer.open_turn(state, [user("again")]).prompt_ids == 3).sum() == 1
 

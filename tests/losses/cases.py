@@ -54,11 +54,13 @@ def micro_batches(case: Mapping, dtype: type = np.float64) -> tuple[list[Arrays]
     return batches, gradients
 
 
-def random_arrays(seed: int, rows: int = 4, length: int = 16, dtype: type = np.float32) -> Arrays:
+def random_arrays(seed: int, rows: int = 8, length: int = 16, dtype: type = np.float32) -> Arrays:
     """Micro-batch of random samples, padding and streams: every kind of token is in it, all values are finite."""
     rng = np.random.default_rng(seed)
     shape = (rows, length)
-    arrays = {name: -rng.exponential(1.0, shape) for name in ("trainer_logprobs", "trainer_logprobs_raw", "inference_logprobs", "ref_logprobs")}
+    arrays = {
+        name: -rng.exponential(1.0, shape) for name in ("trainer_logprobs", "trainer_logprobs_raw", "inference_logprobs", "ref_logprobs")
+    }
     arrays["advantages"] = rng.normal(size=shape)
     arrays |= {name: rng.choice([0.0, 0.0, 1.0, 0.5, -0.3], shape) for name in ("rl_weights", "ce_weights", "ref_kl_weights")}
     arrays["entropy"] = rng.exponential(1.0, shape)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
+import functools
 from typing import Any
 
 import chex
@@ -15,19 +15,21 @@ import pytest
 from jaxrl.engine.cache import init_cache, insert_prompts
 from jaxrl.models.decode import decode_step, prefill, score, to_decode_params
 from jaxrl.models.spec import ModelSpec
-from jaxrl.models.transformer import Model, build_model, init_params
-from tests.engine.tiny import SPEC, sharpen
+from jaxrl.models.transformer import Model, build_model
+from tests.engine.tiny import SPEC, random_params
 
 UNTIED_WITH_BIAS = dataclasses.replace(SPEC, is_tied=False, has_qk_norm=False, has_attention_bias=True, num_kv_heads=1)
 to_engine = jax.jit(to_decode_params, static_argnums=(1, 2))
 
 
+@functools.cache
 def model_of(spec: ModelSpec) -> tuple[Model, dict[str, Any]]:
     """Return a model with parameters none of which is zero or one."""
     model = build_model(spec)
-    return model, sharpen(init_params(model, jax.random.key(0)))
+    return model, random_params(model, seed=0)
 
 
+@functools.partial(jax.jit, static_argnums=0)
 def full_logits(model: Model, params: dict[str, Any], token_ids_1T: jax.Array) -> jax.Array:
     """Return [T, V] logits by the trainer's forward pass."""
     positions = jnp.arange(token_ids_1T.shape[1])[None]
@@ -38,13 +40,13 @@ def full_logits(model: Model, params: dict[str, Any], token_ids_1T: jax.Array) -
 def test_prefill_then_decode_gives_the_logits_of_one_forward_pass(spec: ModelSpec) -> None:
     model, params = model_of(spec)
     sequence = np.random.default_rng(0).integers(0, spec.vocab_size, 12).astype(np.int32)
-    expected = np.asarray(jax.jit(partial(full_logits, model))(params, sequence[None]))
+    expected = np.asarray(full_logits(model, params, sequence[None]))
     weights = to_engine(params, spec, "float32")
     prompt = np.zeros((2, 8), np.int32)
     prompt[1, :5] = sequence[:5]
-    prompt_kv = jax.jit(partial(prefill, spec=spec))(weights, prompt)
+    prompt_kv = jax.jit(functools.partial(prefill, spec=spec))(weights, prompt)
     cache = jax.jit(insert_prompts)(init_cache(spec, 3, 16, jnp.float32), prompt_kv, np.array([1], np.int32), np.array([2], np.int32))
-    step = jax.jit(partial(decode_step, spec=spec))
+    step = jax.jit(functools.partial(decode_step, spec=spec))
     for t in range(5, 12):
         token_ids, positions = np.array([1, 2, sequence[t]], np.int32), np.array([0, t, t], np.int32)
         logits, cache = step(weights, cache, token_ids, positions)
@@ -56,7 +58,7 @@ def test_a_write_past_the_window_is_dropped() -> None:
     _, params = model_of(SPEC)
     weights = to_engine(params, SPEC, "float32")
     cache = init_cache(SPEC, 1, 4, jnp.float32)
-    _, after = jax.jit(partial(decode_step, spec=SPEC))(weights, cache, np.array([3], np.int32), np.array([4], np.int32))
+    _, after = jax.jit(functools.partial(decode_step, spec=SPEC))(weights, cache, np.array([3], np.int32), np.array([4], np.int32))
     assert all(not np.asarray(x).any() for x in jax.tree.leaves(after))
 
 
@@ -65,11 +67,10 @@ def test_scores_are_log_softmax_of_one_forward_pass_at_each_rows_temperature() -
     weights = to_engine(params, UNTIED_WITH_BIAS, "float32")
     rows = np.random.default_rng(3).integers(0, SPEC.vocab_size, (2, 9)).astype(np.int32)
     temperatures = np.array([1.0, 0.5], np.float32)
-    scores = np.asarray(jax.jit(partial(score, spec=UNTIED_WITH_BIAS))(weights, rows, temperatures))
+    scores = np.asarray(jax.jit(functools.partial(score, spec=UNTIED_WITH_BIAS))(weights, rows, temperatures))
     assert scores.shape == rows.shape and (scores[:, 0] == 0).all()
-    forward = jax.jit(partial(full_logits, model))
     for row, temperature, row_scores in zip(rows, temperatures, scores, strict=True):
-        logits = np.asarray(forward(params, row[None]), np.float64)[:-1] / temperature
+        logits = np.asarray(full_logits(model, params, row[None]), np.float64)[:-1] / temperature
         logits -= logits.max(axis=1, keepdims=True)
         expected = logits[np.arange(8), row[1:]] - np.log(np.exp(logits).sum(axis=1))
         np.testing.assert_allclose(row_scores[1:], expected, rtol=0, atol=1e-5)
@@ -100,8 +101,8 @@ def test_bfloat16_weights_give_float32_logits_near_the_exact_ones() -> None:
     weights = to_engine(params, SPEC, "bfloat16")
     assert {x.dtype for x in jax.tree.leaves(weights)} == {jnp.dtype("bfloat16")}
     rows = np.random.default_rng(3).integers(0, SPEC.vocab_size, (1, 9)).astype(np.int32)
-    scores = jax.jit(partial(score, spec=SPEC))(weights, rows, np.ones(1, np.float32))
-    exact = jax.nn.log_softmax(jax.jit(partial(full_logits, model))(params, rows))[np.arange(8), rows[0, 1:]]
+    scores = jax.jit(functools.partial(score, spec=SPEC))(weights, rows, np.ones(1, np.float32))
+    exact = jax.nn.log_softmax(full_logits(model, params, rows))[np.arange(8), rows[0, 1:]]
     chex.assert_type(scores, jnp.float32)
     assert 0 < float(jnp.abs(scores[0, 1:] - exact).mean()) < 0.3
 

@@ -1,6 +1,7 @@
 """The whole pipeline on fakes: what is shipped, in which order, and where every rollout ends."""
 
 import asyncio
+import contextlib
 import random
 import threading
 
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxrl.config.orchestrator import ZeroAdvantageFilterConfig
-from jaxrl.errors import DeadlineError, EngineError, RunFailedError
+from jaxrl.errors import CheckpointError, DeadlineError, EngineError, RunFailedError
 from jaxrl.orchestrator.algo import GRPO
 from jaxrl.types import Boundary, Bucket
 from tests.fakes import ScriptedPool, ToyEnv
@@ -43,6 +44,9 @@ async def test_a_synchronous_run_ships_every_step_on_policy():
             "tasks/toy/groups",
         } <= metrics.keys()
     assert run.pool.versions_seen == [0, 1, 2, 3]
+    assert run.orchestrator.snapshot() == run.orchestrator.snapshot(3)
+    with pytest.raises(CheckpointError, match=r"no snapshot of step 2, only of \[3\]"):
+        run.orchestrator.snapshot(2)
 
 
 async def test_every_rollout_of_a_step_is_written_down_in_draw_order():
@@ -263,6 +267,43 @@ async def test_a_scoring_hook_that_hangs_is_cut_off():
     assert "took more than 0.2 s" in failed[0].failure.message
 
 
+async def test_a_hook_whose_request_was_cancelled_elsewhere_does_not_strand_the_group():
+    class Cancelled(GRPO):
+        async def score_rollout(self, rollout):
+            if rollout.member == 2:
+                raise asyncio.CancelledError
+
+    pool = ScriptedPool()
+    env = make_env(pool, algorithm=Cancelled(None, pool))
+    run = make_run(pool=pool, envs=lambda pool: [env], max_steps=1)
+    await asyncio.wait_for(run.play(), 10)
+    assert [(r.member, r.failure.type) for r in run.monitors.rollouts[1] if r.failure] == [(2, "CancelledError")] * 2
+
+
+async def test_a_rollout_that_ignores_its_cancellation_is_not_scored_after_its_group_was_dropped():
+    scored: list[int] = []
+
+    class Stubborn(ToyEnv):
+        async def play(self, spec, session):
+            outcome = await super().play(spec, session)
+            if rollout_of(session).draw_index == 0 and rollout_of(session).member == 0:
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.sleep(60)
+            return outcome
+
+    class Watching(GRPO):
+        async def score_group(self, rollouts):
+            scored.append(rollouts[0].draw_index)
+            await super().score_group(rollouts)
+
+    pool = ScriptedPool()
+    env = make_env(pool, Stubborn(), algorithm=Watching(None, pool), rollout_deadline_s=100.0)
+    run = make_run(pool=pool, envs=lambda pool: [env], max_steps=4, async_level=1, max_staleness_steps=1, step_s=0.01)
+    await asyncio.wait_for(run.play(), 10)
+    assert {r.bucket for rollouts in run.monitors.rollouts.values() for r in rollouts if r.draw_index == 0} == {"stale"}
+    assert 0 not in scored
+
+
 async def test_one_slow_teacher_does_not_stop_the_other_rollouts():
     release = asyncio.Event()
     scored: list[int] = []
@@ -389,6 +430,7 @@ async def test_a_bound_of_zero_on_staleness_makes_the_run_synchronous():
     await run.play()
     assert [m["policy/staleness_steps/max"] for _, m in run.monitors.steps] == [0, 0, 0]
     assert run.bucket_total("stale") == 0
+    assert min(m["time/wait_for_policy_s"] for _, m in run.monitors.steps[1:]) > 0.009
 
 
 async def test_the_trainers_failure_is_raised_as_it_is():

@@ -80,6 +80,7 @@ def played(run: Run) -> list[tuple]:
 SETTINGS = {
     "groups": {"batch_size": 16},
     "tokens": {"batch_size": None, "token_batch_size": 250},
+    "tokens of about one group": {"batch_size": None, "token_batch_size": 66},
     "few in flight, filtered before": {"batch_size": 12, "max_inflight_groups": 2, "pre_batch_filters": [ZERO]},
     "filtered after": {"batch_size": 16, "post_batch_filters": [ZERO]},
 }
@@ -100,6 +101,7 @@ async def test_n_plus_n_synchronous_steps_equal_two_n(name):
     first = play_part(2, max_steps=6, on_applied=take, failure_at=4, **settings)
     with pytest.raises(RuntimeError, match="broke at step 4"):
         await first.play()
+    assert decode_state(taken[3]).undecided == []
     second = play_part(3, start=3, data=taken[3], max_steps=6, **settings)
     await second.play()
 
