@@ -159,7 +159,7 @@ def _measure(
     log_ratio_BT = streams.read("trainer_logprobs", compared_BT) - streams.read("inference_logprobs", compared_BT)
     ratio_BT = jnp.exp(jnp.minimum(log_ratio_BT, MAX_METRIC_LOG_RATIO))
     # r - 1 - d through `expm1`: at the tiny log-ratios of equal weights the plain form is rounding noise, of either sign.
-    kl_BT = jnp.maximum(jnp.expm1(log_ratio_BT) - log_ratio_BT, 0)
+    kl_BT = jnp.maximum(jnp.expm1(jnp.minimum(log_ratio_BT, MAX_METRIC_LOG_RATIO)) - log_ratio_BT, 0)
     raw_logprobs_BT = streams.read_raw(members.ce | members.ref_kl)
     measured = {
         "mismatch/kl/mean": (kl_BT, compared_BT),

@@ -199,8 +199,8 @@ class Orchestrator:
         oldest_s = max((self._clock() - opened.opened_at_s for opened in in_flight), default=0.0)
         is_open = may_dispatch(self._step, self._pool.version, self._async_level)
         return (
-            f"step {self._step} of {self._max_steps}: {self._batcher.kept} of {self._batcher.needed} collected, groups in "
-            f"flight: {playing} (oldest {oldest_s:.0f} s), policy version {self._pool.version}, last report of step "
+            f"step {self._step} of {self._max_steps}: {self._batcher.kept} of {self._batcher.needed} collected, groups "
+            f"in flight: {playing} (oldest {oldest_s:.0f} s), policy version {self._pool.version}, last report of step "
             f"{self._last_reported}, dispatch {'open' if is_open else 'closed until a newer version comes'}"
             + (", an evaluation is running" if self._evaluations.is_running else "")
         )

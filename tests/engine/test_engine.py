@@ -10,10 +10,14 @@ import numpy as np
 import pytest
 
 from jaxrl.engine.cache import init_cache, insert_prompts
+from jaxrl.engine.sampling import gumbel_noise
 from jaxrl.errors import DeadlineError, EngineError, PromptTooLongError
 from jaxrl.inference.endpoint import FinishReason
+from jaxrl.losses import token_scores
 from jaxrl.models.decode import decode_step, prefill, to_decode_params
+from jaxrl.trainer.compiles import num_compiles
 from tests.engine.tiny import (
+    MODEL,
     SPEC,
     WINDOW,
     decode_params,
@@ -55,6 +59,38 @@ def test_logprobs_are_those_of_the_full_forward_pass(temperature: float) -> None
         expected = full_logprobs(sequence, temperature)[len(request.token_ids) :]
         assert len(result.token_ids) == min(20, WINDOW - len(request.token_ids))
         np.testing.assert_allclose(result.logprobs, expected, rtol=0, atol=1e-5)
+
+
+def test_logprobs_are_those_that_the_trainer_computes_on_a_packed_row() -> None:
+    requests = [make_request(f"r{n}", np.arange(2, 2 + n), max_tokens=9, temperature=0.6, seed=n) for n in (3, 6)]
+    results = generate(make_engine(), *requests)
+    parts = [np.concatenate([request.token_ids, result.token_ids]) for request, result in zip(requests, results, strict=True)]
+    row = np.zeros((1, WINDOW), np.int32)
+    segments, positions = row.copy(), row.copy()
+    first = len(parts[0])
+    row[0, : first + len(parts[1])] = np.concatenate(parts)
+    segments[0, :first], segments[0, first : first + len(parts[1])] = 1, 2
+    positions[0, :first], positions[0, first:] = np.arange(first), np.arange(WINDOW - first)
+
+    @jax.jit
+    def trainer_logprobs(params: dict) -> jax.Array:
+        hidden = MODEL.hidden(params, row, positions, segments)
+        temperatures = jnp.full(row.shape, 0.6)
+        return token_scores(hidden, MODEL.head(params), row, segments, temperatures, chunk_tokens=16).logprobs[0]
+
+    by_trainer = np.asarray(trainer_logprobs(trainer_params()))
+    np.testing.assert_allclose(results[0].logprobs, by_trainer[3:first], rtol=0, atol=1e-5)
+    np.testing.assert_allclose(results[1].logprobs, by_trainer[first + 6 : first + len(parts[1])], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("temperature", [0.6, 1.0])
+def test_tokens_are_the_argmax_of_the_full_forward_pass_plus_the_noise_of_seed_and_position(temperature: float) -> None:
+    seed = (5 << 32) + 77
+    (result,) = generate(make_engine(), make_request(prompt=PROMPT, max_tokens=20, temperature=temperature, seed=seed))
+    scaled = full_logits(np.concatenate([PROMPT, result.token_ids]))[len(PROMPT) - 1 : -1] / temperature
+    positions = np.arange(len(PROMPT), len(PROMPT) + 20)
+    noise = jax.jit(gumbel_noise, static_argnums=2)(np.tile(np.array([[77, 5]], np.uint32), (20, 1)), positions, SPEC.vocab_size)
+    assert result.token_ids.tolist() == (scaled + noise).argmax(axis=1).tolist()
 
 
 def test_greedy_tokens_are_the_argmax_of_the_full_forward_pass() -> None:
@@ -354,21 +390,15 @@ def test_an_exception_in_a_tick_reaches_every_waiter_and_later_requests() -> Non
 
 
 def test_nothing_compiles_after_warm_up() -> None:
-    compiled: list[str] = []
-
-    def listen(event: str, duration_s: float, **_: object) -> None:
-        if event == "/jax/core/compile/backend_compile_duration":
-            compiled.append(event)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
+    before = num_compiles()
     # Shapes that no other test uses: every program must be compiled by the warm-up of this engine.
     engine = make_engine(num_slots=5, prefill_rows=3)
     progress: list[tuple[str, int, int]] = []
     engine.warm_up(lambda *args: progress.append(args))
     assert [done for _, done, _ in progress] == list(range(1, progress[0][2] + 1))
-    assert len(compiled) >= len(progress)
+    assert num_compiles() - before >= len(progress)
     other = decode_params(seed=1)
-    compiled.clear()
+    warm = num_compiles()
     futures = [engine.submit(request) for request in crowd(30)]
     scores = [engine.score(np.arange(n)) for n in range(1, WINDOW + 1)]
     engine.tick()
@@ -376,7 +406,7 @@ def test_nothing_compiles_after_warm_up() -> None:
     engine.cancel("crowd-3")
     finish(engine)
     assert all(future.done() for future in (*futures, *scores))
-    assert compiled == []
+    assert num_compiles() == warm
 
 
 def test_near_ties_are_counted() -> None:

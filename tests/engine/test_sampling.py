@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -164,10 +161,3 @@ def test_logits_that_are_not_finite_show_in_the_logprob(bad: float) -> None:
     sampled = sample(logits, np.zeros(1, np.int32), settings_of(1))
     assert not np.isfinite(sampled.logprobs_S[0])
     assert 0 <= int(sampled.token_ids_S[0]) < 4
-
-
-def test_eager_equals_jit() -> None:
-    logits = np.random.default_rng(1).normal(size=(3, NUM_TOKENS)).astype(np.float32)
-    arguments = jnp.asarray(logits), jnp.arange(3), jax.tree.map(jnp.asarray, settings_of(3, top_p=0.8))
-    for jitted, eager in zip(sample(*arguments), partial(sample_tokens)(*arguments), strict=True):
-        np.testing.assert_allclose(jitted, eager, rtol=1e-6)

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.core import jaxprs_in_params
 from jax.sharding import NamedSharding, PartitionSpec
 from jax.test_util import check_grads
 
@@ -37,8 +38,8 @@ def _plain(hidden, head, token_ids, segment_ids, temperatures) -> TokenScores:
     raw = jax.nn.log_softmax(logits)
     entropy = jax.lax.stop_gradient(-jnp.sum(jnp.exp(tempered) * tempered, axis=2))
     pick = [jnp.take_along_axis(logprobs, token_ids[:, 1:, None], axis=2)[:, :, 0] for logprobs in (tempered, raw)]
-    is_out = without_context(segment_ids)[:, 1:]
-    return TokenScores(*(jnp.pad(jnp.where(is_out, 0, scores), ((0, 0), (1, 0))) for scores in (*pick, entropy)))
+    is_scored = has_context(segment_ids)[:, 1:]
+    return TokenScores(*(jnp.pad(jnp.where(is_scored, scores, 0), ((0, 0), (1, 0))) for scores in (*pick, entropy)))
 
 
 def _scores_and_grads(score, inputs: Inputs, **kwargs):
@@ -52,6 +53,10 @@ def _scores_and_grads(score, inputs: Inputs, **kwargs):
 
     (_, scores), grads = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(*map(jnp.asarray, inputs))
     return scores, grads
+
+
+_compiled = jax.jit(_scores_and_grads, static_argnums=0, static_argnames=("chunk_tokens", "mesh"))
+"""Shared by the tests, which use the same shapes: compiling is what takes time here."""
 
 
 def _assert_close(ours, theirs, **tolerance):
@@ -68,12 +73,12 @@ def test_the_golden_logprobs_and_entropies_are_shifted_and_tempered(dtype, is_co
         hidden = np.asarray([case["logits"]], dtype)
         inputs = (hidden, np.eye(4, dtype=dtype), np.asarray([case["token_ids"]]), np.ones((1, 5), np.int32))
         inputs = (*inputs, np.asarray([case["temperatures"]], dtype))
-        run = jax.jit(_scores_and_grads, static_argnums=0, static_argnames="chunk_tokens") if is_compiled else _scores_and_grads
+        run = _compiled if is_compiled else _scores_and_grads
         scores, grads = run(token_scores, inputs, chunk_tokens=2)
         np.testing.assert_allclose(scores.logprobs[0], case["expected_logprobs"], **tolerance)
         np.testing.assert_allclose(scores.entropy[0], case["expected_entropy"], **tolerance)
         assert {array.dtype for array in (*scores, *grads)} == {np.dtype(dtype)}
-        _, plain_grads = _scores_and_grads(_plain, inputs)
+        _, plain_grads = _compiled(_plain, inputs)
         _assert_close(grads, plain_grads, **tolerance)
 
 
@@ -81,15 +86,15 @@ def test_the_golden_logprobs_and_entropies_are_shifted_and_tempered(dtype, is_co
 def test_chunks_of_any_size_equal_the_full_softmax_in_value_and_gradient(chunk_tokens):
     with jax.enable_x64(True):
         inputs = _inputs(dtype=np.float64)
-        theirs = _scores_and_grads(_plain, inputs)
-        ours = _scores_and_grads(token_scores, inputs, chunk_tokens=chunk_tokens)
+        theirs = _compiled(_plain, inputs)
+        ours = _compiled(token_scores, inputs, chunk_tokens=chunk_tokens)
         _assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
         assert np.abs(theirs[1][1]).min() > 1e-3
 
 
 def test_float32_is_close_to_the_full_softmax():
     inputs = _inputs()
-    _assert_close(_scores_and_grads(token_scores, inputs, chunk_tokens=32), _scores_and_grads(_plain, inputs), rtol=2e-5, atol=2e-6)
+    _assert_close(_compiled(token_scores, inputs, chunk_tokens=32), _compiled(_plain, inputs), rtol=2e-5, atol=2e-6)
 
 
 def test_gradients_agree_with_finite_differences():
@@ -106,7 +111,7 @@ def test_gradients_agree_with_finite_differences():
 def test_tokens_without_context_score_exactly_zero_and_only_rows_that_predict_a_token_get_a_gradient():
     inputs = _inputs()
     is_out = without_context(inputs[3])
-    scores, (hidden_grad, _) = _scores_and_grads(token_scores, inputs, chunk_tokens=32)
+    scores, (hidden_grad, _) = _compiled(token_scores, inputs, chunk_tokens=32)
     for array in scores:
         assert not np.asarray(array)[is_out].any()
         assert np.asarray(array)[~is_out].all()
@@ -128,8 +133,8 @@ def test_garbage_where_nothing_is_predicted_changes_no_bit(garbage):
         segment_ids,
         np.where(is_out, np.float32(garbage), temperatures),
     )
-    clean = _scores_and_grads(token_scores, (hidden, head, token_ids, segment_ids, temperatures), chunk_tokens=32)
-    for mine, other in zip(jax.tree.leaves(clean), jax.tree.leaves(_scores_and_grads(token_scores, spoilt, chunk_tokens=32)), strict=True):
+    clean = _compiled(token_scores, (hidden, head, token_ids, segment_ids, temperatures), chunk_tokens=32)
+    for mine, other in zip(jax.tree.leaves(clean), jax.tree.leaves(_compiled(token_scores, spoilt, chunk_tokens=32)), strict=True):
         assert np.isfinite(mine).all()
         np.testing.assert_array_equal(mine, other)
 
@@ -167,7 +172,7 @@ def test_entropy_carries_no_gradient_and_peaks_at_log_vocab():
 
 def test_extreme_logits_stay_finite():
     hidden, head, *streams = _inputs()
-    scores, grads = _scores_and_grads(token_scores, (1e4 * hidden, head, *streams), chunk_tokens=32)
+    scores, grads = _compiled(token_scores, (1e4 * hidden, head, *streams), chunk_tokens=32)
     assert all(np.isfinite(array).all() for array in (*scores, *grads))
     assert np.all(np.asarray(scores.entropy) >= 0)
 
@@ -175,13 +180,13 @@ def test_extreme_logits_stay_finite():
 def test_bfloat16_inputs_are_scored_in_float32():
     hidden, head, *streams = _inputs()
     rounded = jnp.asarray(hidden, jnp.bfloat16), jnp.asarray(head, jnp.bfloat16)
-    scores, grads = _scores_and_grads(token_scores, (*rounded, *streams), chunk_tokens=32)
-    exact, exact_grads = _scores_and_grads(_plain, (*(np.asarray(array, np.float32) for array in rounded), *streams))
+    scores, grads = _compiled(token_scores, (*rounded, *streams), chunk_tokens=32)
+    exact, exact_grads = _compiled(_plain, (*(np.asarray(array, np.float32) for array in rounded), *streams))
     assert {array.dtype for array in scores} == {np.dtype(np.float32)}
     assert {array.dtype for array in grads} == {np.dtype(jnp.bfloat16)}
     _assert_close(scores, exact, rtol=1e-5, atol=1e-5)
     _assert_close([grad.astype(jnp.float32) for grad in grads], exact_grads, rtol=0.02, atol=0.02)
-    mixed, _ = _scores_and_grads(token_scores, (rounded[0], np.asarray(rounded[1], np.float32), *streams), chunk_tokens=32)
+    mixed, _ = _compiled(token_scores, (rounded[0], np.asarray(rounded[1], np.float32), *streams), chunk_tokens=32)
     _assert_close(mixed, exact, rtol=1e-5, atol=1e-5)
 
 
@@ -189,7 +194,7 @@ def _avals(jaxpr):
     """Every array that a jaxpr and the jaxprs inside it make."""
     for equation in jaxpr.eqns:
         yield from (variable.aval for variable in equation.outvars)
-        for inner in jax.core.jaxprs_in_params(equation.params):
+        for inner in jaxprs_in_params(equation.params):
             yield from _avals(inner)
 
 
@@ -222,7 +227,7 @@ def test_on_a_mesh_each_device_scores_its_own_rows_and_the_results_are_the_same(
 
     sharded = jax.jit(program, in_shardings=(rows, head_sharding, rows, rows, rows))
     inputs = (hidden, head, *streams)
-    _assert_close(sharded(*inputs), _scores_and_grads(token_scores, inputs, chunk_tokens=32), rtol=1e-5, atol=1e-5)
+    _assert_close(sharded(*inputs), _compiled(token_scores, inputs, chunk_tokens=32), rtol=1e-5, atol=1e-5)
 
 
 def test_on_a_mesh_the_gradient_of_the_head_is_reduced_once_and_not_for_every_chunk():

@@ -57,7 +57,7 @@ def assert_same_bytes(a, b):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_model_saved_and_loaded_is_the_same_to_the_last_bit(tmp_path, spec, dtype):
     model, params = tiny_model(spec)
-    params = jax.tree.map(lambda leaf: leaf.astype(dtype), params)
+    params = jax.tree.map(lambda leaf: leaf.astype(jnp.dtype(dtype)), params)
     save_pretrained(model, params, tmp_path / "a", dtype=dtype)
     loaded_model, loaded = load_pretrained(tmp_path / "a", param_dtype=dtype)
     assert loaded_model == model
@@ -111,7 +111,7 @@ def test_loading_onto_a_mesh_gives_the_same_numbers_in_their_places(checkpoint, 
 def test_parameters_take_the_asked_dtype_rounded_to_nearest(checkpoint):
     _, exact = load_pretrained(checkpoint)
     _, rounded = load_pretrained(checkpoint, param_dtype="bfloat16")
-    assert_same_bytes(rounded, jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), exact))
+    assert_same_bytes(rounded, jax.tree.map(lambda leaf: np.asarray(leaf).astype(jnp.bfloat16), exact))
 
 
 def test_loaded_parameters_may_be_donated(checkpoint):

@@ -1,4 +1,5 @@
 import re
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -10,30 +11,37 @@ from hypothesis import strategies as st
 from jaxrl.config.trainer import MeshConfig
 from jaxrl.errors import ConfigError
 from jaxrl.models import build_mesh, build_model, init_params
-from jaxrl.models.layers import rms_norm
 from jaxrl.models.mesh import batch_sharding, param_shardings
-from tests.models.tiny import BIASED, TIED, UNTIED, pack_row, stack_rows, tiny_model
+from tests.models.tiny import BIASED, LENGTH, NUM_ROWS, TIED, UNTIED, pack_rows, tiny_model
 
-LENGTH = 16
 SEQUENCES = [[5, 9, 1, 30, 22], [7, 7, 2], [41, 0, 13, 8]]
-
-run = jax.jit(
-    lambda model, params, rows, dtype, remat: model.hidden(params, **rows, compute_dtype=dtype, remat=remat), static_argnums=(0, 3, 4)
-)
+MESHES = {"data8": MeshConfig(data=8), "2x2x2": MeshConfig(data=2, fsdp=2, tensor=2)}
 
 
-def hidden(model, params, rows, dtype="float32", remat="none"):
-    return run(model, params, rows, dtype, remat)
+@partial(jax.jit, static_argnums=(0, 3, 4))
+def run_jitted(model, params, rows, compute_dtype, remat):
+    def loss(params):
+        states = model.hidden(params, **rows, compute_dtype=compute_dtype, remat=remat)
+        weights = jnp.sin(jnp.arange(states.shape[-1], dtype=jnp.float32))
+        is_real = rows["segment_ids_BT"][..., None] != 0
+        return jnp.sum(jnp.where(is_real, jnp.tanh(states.astype(jnp.float32)) * weights, 0.0)), states
+
+    (value, states), grads = jax.value_and_grad(loss, has_aux=True)(params)
+    return states, value, grads
 
 
-def probe_loss(model, params, rows, remat="none"):
-    """A loss that weighs every dimension of every real position differently."""
-    states = model.hidden(params, **rows, remat=remat)
-    weights = jnp.sin(jnp.arange(states.size, dtype=jnp.float32)).reshape(states.shape)
-    return jnp.sum(jnp.where(rows["segment_ids_BT"][..., None] != 0, states * weights, 0.0))
+def run(model, params, rows, compute_dtype="float32", remat="none"):
+    """Hidden states, a loss over the real tokens that weighs every dimension differently, and its gradient, on the host."""
+    return jax.device_get(run_jitted(model, params, rows, compute_dtype, remat))
 
 
-probe_grad = jax.jit(jax.value_and_grad(probe_loss, argnums=1), static_argnums=(0, 3))
+def assert_trees_close(a, b, tolerance=1e-5):
+    """Every leaf within `tolerance` of its largest entry."""
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=0, atol=tolerance * np.abs(y).max()), a, b)
+
+
+def all_finite(tree):
+    return all(np.isfinite(np.asarray(leaf, np.float32)).all() for leaf in jax.tree.leaves(tree))
 
 
 @pytest.mark.parametrize("spec", [TIED, UNTIED, BIASED], ids=["tied", "untied", "biased"])
@@ -88,158 +96,120 @@ def test_equal_specs_give_equal_models_so_that_jit_compiles_once():
 def test_layers_that_add_nothing_leave_the_normed_embedding():
     model, params = tiny_model()
     for part, name in (("attention", "o_proj"), ("mlp", "down_proj")):
-        params["layers"][part][name]["kernel"] = jnp.zeros_like(params["layers"][part][name]["kernel"])
-    row = pack_row([[3, 4, 5]], 3)
-    expected = rms_norm(params["embed"]["weight"][jnp.array([3, 4, 5])], params["final_norm"]["scale"], 1e-6)
-    np.testing.assert_allclose(hidden(model, params, row)[0], expected, rtol=1e-6)
+        params["layers"][part][name]["kernel"][...] = 0.0
+    states, _, _ = run(model, params, pack_rows([[3, 4, 5]]))
+    x = params["embed"]["weight"][[3, 4, 5]]
+    expected = x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + 1e-6) * params["final_norm"]["scale"]
+    np.testing.assert_allclose(states[0, :3], expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("spec", [TIED, BIASED], ids=["tied", "biased"])
 @given(lengths=st.lists(st.integers(1, 5), min_size=3, max_size=3), seed=st.integers(0, 5))
-@settings(max_examples=6, deadline=None)
-def test_a_packed_row_equals_its_sequences_alone(spec, lengths, seed):
+@settings(max_examples=10, deadline=None)
+def test_a_packed_row_equals_its_sequences_alone_in_states_and_gradients(spec, lengths, seed):
     model, params = tiny_model(spec)
     rng = np.random.default_rng(seed)
     sequences = [rng.integers(0, spec.vocab_size, length).tolist() for length in lengths]
-    packed = hidden(model, params, pack_row(sequences, LENGTH))[0]
+    packed, _, packed_grads = run(model, params, pack_rows(sequences))
+    alone, _, alone_grads = run(model, params, pack_rows(*([sequence] for sequence in sequences)))
     start = 0
-    for sequence in sequences:
-        alone = hidden(model, params, pack_row([sequence], LENGTH))[0, : len(sequence)]
-        np.testing.assert_allclose(packed[start : start + len(sequence)], alone, atol=1e-5)
-        start += len(sequence)
-
-
-def test_packing_changes_no_gradient():
-    model, params = tiny_model()
-
-    def total(params, rows):
-        return jnp.sum(jnp.where(rows["segment_ids_BT"][..., None] != 0, jnp.sin(model.hidden(params, **rows)), 0.0))
-
-    packed = jax.grad(total)(params, pack_row(SEQUENCES, LENGTH))
-    alone = jax.grad(total)(params, stack_rows(*(pack_row([sequence], LENGTH) for sequence in SEQUENCES)))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), packed, alone)
+    for row, length in enumerate(lengths):
+        np.testing.assert_allclose(packed[0, start : start + length], alone[row, :length], atol=1e-5)
+        start += length
+    assert_trees_close(packed_grads, alone_grads)
 
 
 def test_garbage_in_padding_changes_no_state_and_no_gradient_and_padding_is_zeros():
     model, params = tiny_model()
-    params["embed"]["weight"] = params["embed"]["weight"].at[47].set(jnp.nan)
-    row = pack_row(SEQUENCES, LENGTH)
-    is_padding = row["segment_ids_BT"] == 0
-    clean_states, (clean_loss, clean_grads) = hidden(model, params, row), probe_grad(model, params, row, "none")
-    np.testing.assert_array_equal(clean_states[is_padding], 0.0)
+    params["embed"]["weight"][47] = np.nan
+    rows = pack_rows(SEQUENCES, SEQUENCES[:1])
+    is_padding = rows["segment_ids_BT"] == 0
+    clean = run(model, params, rows)
+    np.testing.assert_array_equal(clean[0][is_padding], 0.0)
+    assert all_finite(clean)
     for token, position in ((47, 0), (10**6, 10**6), (-5, -3)):
         garbage = {
-            "token_ids_BT": jnp.where(is_padding, token, row["token_ids_BT"]),
-            "position_ids_BT": jnp.where(is_padding, position, row["position_ids_BT"]),
-            "segment_ids_BT": row["segment_ids_BT"],
+            "token_ids_BT": np.where(is_padding, token, rows["token_ids_BT"]),
+            "position_ids_BT": np.where(is_padding, position, rows["position_ids_BT"]),
+            "segment_ids_BT": rows["segment_ids_BT"],
         }
-        np.testing.assert_array_equal(hidden(model, params, garbage), clean_states)
-        loss, grads = probe_grad(model, params, garbage, "none")
-        assert np.isfinite(loss) and loss == clean_loss
-        jax.tree.map(np.testing.assert_array_equal, grads, clean_grads)
-    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(clean_grads))
+        jax.tree.map(np.testing.assert_array_equal, run(model, params, garbage), clean)
 
 
-def test_a_row_of_nothing_but_padding_is_zeros_with_finite_gradients():
+def test_a_broken_token_stays_inside_its_segment_and_is_not_hidden_there():
     model, params = tiny_model()
-    rows = stack_rows(pack_row(SEQUENCES, LENGTH), pack_row([], LENGTH))
-    np.testing.assert_array_equal(hidden(model, params, rows)[1], 0.0)
-    grads = jax.grad(lambda params: jnp.sum(model.hidden(params, **rows)))(params)
-    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(grads))
-
-
-def test_a_broken_token_stays_inside_its_segment():
-    model, params = tiny_model()
-    broken = dict(params, embed={"weight": params["embed"]["weight"].at[SEQUENCES[1][1]].set(jnp.nan)})
-    row = pack_row(SEQUENCES, LENGTH)
-    clean, states = hidden(model, params, row)[0], hidden(model, broken, row)[0]
-    np.testing.assert_array_equal(states[:5], clean[:5])
-    np.testing.assert_array_equal(states[8:], clean[8:])
-    assert np.isnan(states[5:8]).all()
+    rows = pack_rows(SEQUENCES)
+    clean, _, _ = run(model, params, rows)
+    params["embed"]["weight"][SEQUENCES[1][2]] = np.nan
+    states, loss, _ = run(model, params, rows)
+    is_broken = np.zeros((NUM_ROWS, LENGTH), bool)
+    is_broken[0, 7] = True
+    np.testing.assert_array_equal(states[~is_broken], clean[~is_broken])
+    assert np.isnan(states[is_broken]).all()
+    assert np.isnan(loss)
 
 
 def test_a_token_changes_only_itself_and_what_follows_in_its_segment():
     model, params = tiny_model()
-    before = hidden(model, params, pack_row(SEQUENCES, LENGTH))[0]
-    after = hidden(model, params, pack_row([[5, 9, 2, 30, 22], *SEQUENCES[1:]], LENGTH))[0]
+    before, _, _ = run(model, params, pack_rows(SEQUENCES))
+    after, _, _ = run(model, params, pack_rows([[5, 9, 2, 30, 22], *SEQUENCES[1:]]))
     changed = np.abs(after - before).max(axis=-1) > 1e-4
-    np.testing.assert_array_equal(np.flatnonzero(changed), [2, 3, 4])
+    assert np.argwhere(changed).tolist() == [[0, 2], [0, 3], [0, 4]]
 
 
 def test_recomputing_layers_changes_neither_value_nor_gradient():
     model, params = tiny_model()
-    row = pack_row(SEQUENCES, LENGTH)
-    kept, recomputed = probe_grad(model, params, row, "none"), probe_grad(model, params, row, "layer")
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), kept, recomputed)
+    rows = pack_rows(SEQUENCES)
+    assert_trees_close(run(model, params, rows, remat="layer"), run(model, params, rows))
 
 
 def test_an_unknown_remat_is_refused():
     model, params = tiny_model()
     with pytest.raises(AssertionError, match="remat"):
-        model.hidden(params, **pack_row(SEQUENCES, LENGTH), remat=True)
+        model.hidden(params, **pack_rows(SEQUENCES), remat=True)
 
 
-def test_jit_equals_eager():
+def test_bfloat16_compute_stays_close_to_float32_and_gives_gradients_in_the_parameters_precision():
     model, params = tiny_model()
-    row = pack_row(SEQUENCES, LENGTH)
-    np.testing.assert_allclose(hidden(model, params, row), model.hidden(params, **row), atol=1e-5)
-
-
-@pytest.mark.parametrize("param_dtype", ["float32", "bfloat16"])
-def test_bfloat16_compute_stays_close_to_float32(param_dtype):
-    model, params = tiny_model()
-    params = jax.tree.map(lambda leaf: leaf.astype(param_dtype), params)
-    row = pack_row(SEQUENCES, LENGTH)
-    rounded, exact = hidden(model, params, row, "bfloat16"), hidden(model, params, row)
-    assert rounded.dtype == jnp.bfloat16
-    assert 1e-4 < np.abs(rounded.astype(jnp.float32) - exact).max() < 0.15
-    grads = jax.grad(lambda params: jnp.sum(model.hidden(params, **row, compute_dtype="bfloat16").astype(jnp.float32)))(params)
-    assert {leaf.dtype for leaf in jax.tree.leaves(grads)} == {jnp.dtype(param_dtype)}
-    assert all(np.isfinite(leaf.astype(jnp.float32)).all() for leaf in jax.tree.leaves(grads))
-
-
-MESHES = {"data8": MeshConfig(data=8), "fsdp8": MeshConfig(fsdp=8), "2x2x2": MeshConfig(data=2, fsdp=2, tensor=2)}
+    rows = pack_rows(SEQUENCES)
+    states, _, grads = run(model, params, rows, "bfloat16")
+    exact, _, exact_grads = run(model, params, rows)
+    assert states.dtype == jnp.dtype("bfloat16")
+    assert 1e-4 < np.abs(states.astype(np.float32) - exact).max() < 0.1
+    assert {leaf.dtype for leaf in jax.tree.leaves(grads)} == {np.dtype("float32")}
+    assert_trees_close(grads, exact_grads, tolerance=0.05)
 
 
 @pytest.mark.parametrize("config", MESHES.values(), ids=MESHES.keys())
-@pytest.mark.parametrize("spec", [TIED, UNTIED], ids=["tied", "untied"])
-def test_sharded_values_and_gradients_equal_those_of_one_device(config, spec):
-    model, params = tiny_model(spec)
-    rows = stack_rows(*(pack_row(SEQUENCES[i % 3 :], LENGTH) for i in range(8)))
-    loss, grads = probe_grad(model, params, rows, "none")
+def test_sharded_values_and_gradients_equal_those_of_one_device(config):
+    model, params = tiny_model()
+    rows = pack_rows(*(SEQUENCES[i % 3 :] for i in range(NUM_ROWS)))
     mesh = build_mesh(config)
-    shardings = param_shardings(mesh, params)
-    split_params = jax.device_put(params, shardings)
+    split_params = jax.device_put(params, param_shardings(mesh, params))
     split_rows = jax.device_put(rows, batch_sharding(mesh))
-    split_loss, split_grads = probe_grad(build_model(spec, mesh), split_params, split_rows, "none")
-    np.testing.assert_allclose(split_loss, loss, rtol=1e-5)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-5), split_grads, grads)
+    assert_trees_close(run(build_model(TIED, mesh), split_params, split_rows), run(model, params, rows))
 
 
 def test_fresh_parameters_are_the_same_numbers_on_any_mesh_and_already_sharded():
     mesh = build_mesh(MESHES["2x2x2"])
-    params = init_params(build_model(TIED), jax.random.key(0))
     split = init_params(build_model(TIED, mesh), jax.random.key(0))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), split, params)
-    jax.tree.map(
-        lambda leaf, sharding: leaf.sharding.is_equivalent_to(sharding, leaf.ndim) or pytest.fail(str(leaf.sharding)),
-        split,
-        param_shardings(mesh, split),
-    )
+    assert_trees_close(jax.device_get(split), jax.device_get(init_params(build_model(TIED), jax.random.key(0))), 1e-6)
+    assert split["embed"]["weight"].addressable_shards[0].data.shape == (24, 8)
+    assert split["layers"]["mlp"]["down_proj"]["kernel"].addressable_shards[0].data.shape == (2, 16, 8)
 
 
-def test_activations_are_never_exchanged_between_devices_only_weights_gathered_and_sums_reduced():
+def test_between_devices_weights_are_gathered_and_sums_reduced_but_no_activation_is_exchanged():
     mesh = build_mesh(MESHES["2x2x2"])
-    model = build_model(TIED, mesh)
-    params = init_params(model, jax.random.key(0))
-    rows = jax.device_put(stack_rows(*(pack_row(SEQUENCES, LENGTH) for _ in range(8))), batch_sharding(mesh))
-    program = probe_grad.lower(model, params, rows, "layer").compile().as_text()
+    model, params = build_model(TIED, mesh), tiny_model()[1]
+    split_params = jax.device_put(params, param_shardings(mesh, params))
+    rows = jax.device_put(pack_rows(*[SEQUENCES] * NUM_ROWS), batch_sharding(mesh))
+    program = run_jitted.lower(model, split_params, rows, "float32", "none").compile().as_text()
     kinds = re.findall(r"(all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(?:-start)?\(", program)
     assert set(kinds) == {"all-gather", "all-reduce"}
 
 
 def test_rows_that_the_mesh_does_not_divide_are_refused():
-    model = build_model(TIED, build_mesh(MESHES["data8"]))
-    params = init_params(model, jax.random.key(0))
+    model, params = build_model(TIED, build_mesh(MESHES["data8"])), tiny_model()[1]
+    three_rows = {name: array[:3] for name, array in pack_rows(SEQUENCES).items()}
     with pytest.raises(ConfigError, match=r"rows .*size 3.*`trainer.mesh.data`=8"):
-        model.hidden(params, **stack_rows(*(pack_row(SEQUENCES, LENGTH) for _ in range(3))))
+        jax.eval_shape(lambda rows: model.hidden(params, **rows), three_rows)

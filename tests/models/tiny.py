@@ -1,4 +1,4 @@
-"""Tiny networks and packed rows for the tests of `jaxrl.models`."""
+"""Tiny networks and packed rows for the tests of `jaxrl.models`; numpy arrays, so that building them compiles nothing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl.models import Model, ModelSpec, build_model, init_params
+from jaxrl.models import Model, ModelSpec, build_model
 from jaxrl.models.transformer import Params
 
 TIED = ModelSpec(
@@ -30,29 +30,33 @@ TIED = ModelSpec(
 UNTIED = dataclasses.replace(TIED, is_tied=False)
 BIASED = dataclasses.replace(TIED, has_attention_bias=True, has_qk_norm=False)
 
+Rows = dict[str, np.ndarray]
+NUM_ROWS, LENGTH = 8, 16
+"""The one shape that the tests run, so that each program compiles once."""
+
 
 def tiny_model(spec: ModelSpec = TIED, seed: int = 0) -> tuple[Model, Params]:
     """A model whose weights are large enough for attention to matter and whose norm scales are not all one."""
     model = build_model(spec)
-    leaves, tree = jax.tree.flatten(init_params(model, jax.random.key(seed)))
-    keys = jax.random.split(jax.random.key(seed + 1), len(leaves))
-    noisy = [leaf * 10 + 0.3 * jax.random.normal(key, leaf.shape) for leaf, key in zip(leaves, keys, strict=True)]
-    return model, jax.tree.unflatten(tree, noisy)
+    rng = np.random.default_rng(seed)
+
+    def draw(path: tuple[jax.tree_util.DictKey, ...], leaf: jax.ShapeDtypeStruct) -> np.ndarray:
+        mean = 1.0 if path[-1].key == "scale" else 0.0
+        return rng.normal(mean, 0.2, leaf.shape).astype(leaf.dtype)
+
+    return model, jax.tree_util.tree_map_with_path(draw, model.abstract_params(jnp.float32))
 
 
-def pack_row(sequences: list[list[int]], length: int) -> dict[str, jnp.ndarray]:
-    """One row [1, length] that holds the sequences one after another, then padding."""
-    row = {name: np.zeros((1, length), np.int32) for name in ("token_ids_BT", "position_ids_BT", "segment_ids_BT")}
-    start = 0
-    for segment, sequence in enumerate(sequences, start=1):
-        stop = start + len(sequence)
-        row["token_ids_BT"][0, start:stop] = sequence
-        row["position_ids_BT"][0, start:stop] = np.arange(len(sequence))
-        row["segment_ids_BT"][0, start:stop] = segment
-        start = stop
-    return {name: jnp.asarray(array) for name, array in row.items()}
-
-
-def stack_rows(*rows: dict[str, jnp.ndarray]) -> dict[str, jnp.ndarray]:
-    """Rows of one length as one batch."""
-    return {name: jnp.concatenate([row[name] for row in rows]) for name in rows[0]}
+def pack_rows(*rows: list[list[int]]) -> Rows:
+    """[NUM_ROWS, LENGTH] rows, each holding its sequences one after another, then padding; rows not given are all padding."""
+    names = ("token_ids_BT", "position_ids_BT", "segment_ids_BT")
+    arrays = {name: np.zeros((NUM_ROWS, LENGTH), np.int32) for name in names}
+    for row, sequences in enumerate(rows):
+        start = 0
+        for segment, sequence in enumerate(sequences, start=1):
+            stop = start + len(sequence)
+            arrays["token_ids_BT"][row, start:stop] = sequence
+            arrays["position_ids_BT"][row, start:stop] = np.arange(len(sequence))
+            arrays["segment_ids_BT"][row, start:stop] = segment
+            start = stop
+    return arrays

@@ -402,6 +402,34 @@ async def test_a_step_counted_in_tokens_takes_groups_until_it_has_enough():
     assert max(sizes) < 300 + 2 * 4 * 20
 
 
+async def test_what_the_last_step_has_no_use_for_is_cancelled_and_written_down_with_it():
+    """After a first group of short replies, more groups are drawn than the step turns out to need."""
+
+    def draw_index(request) -> int:
+        return int(request.request_id.split("/")[1])
+
+    def longer_later(request, version):
+        return [70] * (1 if draw_index(request) == 0 else 30)
+
+    run = make_run(
+        pool=ScriptedPool(longer_later, latency=lambda request: 0.1 * draw_index(request)),
+        envs=lambda pool: [_with_window(pool, max_tokens=32)],
+        max_steps=1,
+        async_level=1,
+        batch_size=None,
+        token_batch_size=200,
+    )
+    await run.play()
+    assert [(r.draw_index, str(r.bucket)) for r in run.monitors.rollouts[1] if r.member == 0] == [
+        (0, "trained"),
+        (1, "trained"),
+        (2, "cancelled"),
+        (3, "cancelled"),
+    ]
+    assert set(run.monitors.rollouts) == {1}
+    assert (run.bucket_total("cancelled"), run.bucket_total("pending")) == (8, 0)
+
+
 async def test_asynchronous_generation_goes_on_while_the_trainer_works():
     run = make_run(max_steps=4, async_level=1, step_s=0.05)
     await run.play()
@@ -483,11 +511,17 @@ async def test_a_stop_request_cancels_what_plays_and_returns():
 
 
 async def test_a_stop_request_lets_the_step_in_training_be_reported():
-    run = make_run(max_steps=50, async_level=1, step_s=0.05)
-    asyncio.get_running_loop().call_later(0.12, run.orchestrator.request_stop)
+    loop = asyncio.get_running_loop()
+
+    def stop_at_two(step: int) -> None:
+        if step == 2:
+            loop.call_soon_threadsafe(run.orchestrator.request_stop)
+
+    run = make_run(max_steps=50, async_level=1, step_s=0.02, on_applied=stop_at_two)
     await asyncio.wait_for(run.play(), 10)
     assert [step for step, _ in run.monitors.steps] == [batch.step for batch in run.batches]
-    assert 1 <= len(run.batches) < 50
+    assert 2 <= len(run.batches) <= 4
+    assert run.pool.version == len(run.batches)
 
 
 async def test_the_policy_is_measured_before_the_first_draw_every_n_steps_and_at_the_end():

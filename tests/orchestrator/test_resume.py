@@ -12,10 +12,14 @@ import pytest
 from jaxrl.config.algorithm import GRPOConfig
 from jaxrl.config.orchestrator import ZeroAdvantageFilterConfig
 from jaxrl.errors import CheckpointError
+from jaxrl.monitors.ledger import Ledger
 from jaxrl.orchestrator.algo import Algorithm
-from jaxrl.orchestrator.checkpoint import RunState, decode_state, encode_state
-from jaxrl.orchestrator.draws import Draw
+from jaxrl.orchestrator.batcher import Batcher
+from jaxrl.orchestrator.checkpoint import RunState, Stateful, decode_state, encode_state
+from jaxrl.orchestrator.draws import Draw, DrawSource
+from jaxrl.orchestrator.groups import KeptGroup, OpenGroup
 from jaxrl.transport.codec import encode
+from tests.builders import make_group
 from tests.fakes import ScriptedPool, ToyEnv
 from tests.orchestrator.wiring import Run, make_env, make_run
 
@@ -171,6 +175,29 @@ async def test_in_asynchronous_mode_every_drawn_task_is_trained_once_or_has_a_le
     metrics = second.monitors.steps[-1][1]
     assert metrics["ledger/dispatched"] == len(decided)
     assert metrics["ledger/pending"] == 0
+
+
+def _stateful() -> Stateful:
+    pool = ScriptedPool()
+    envs = [make_env(pool, ToyEnv("a")), make_env(pool, ToyEnv("b"), algorithm=MovingBaseline(pool))]
+    return Stateful(DrawSource(envs, seed=0), envs, Ledger(["zero_advantage"]), Batcher(tokens=50, tokens_per_group=99))
+
+
+def test_a_restored_state_captures_to_the_same_bytes():
+    first = _stateful()
+    draws = [first.source.draw() for _ in range(5)]
+    group = make_group([1.0, 0.0])
+    opened = [OpenGroup(n, draws[n], None, group, group.rollouts, opened_at_s=0.0) for n in (4, 2)]
+    first.envs[0].tasks.update(draws[0].spec if draws[0].env_name == "a" else {"id": "a-0"}, [1.0, None], [3.0, 4.0])
+    first.envs[1].algorithm.baseline = 0.1 + 0.2
+    first.batcher.add(KeptGroup(opened[0], group.rollouts))
+    first.ledger.dispatch(2)
+    first.ledger.decide(group.rollouts[0], "filtered/zero_advantage")
+    data = first.capture(7, opened[1:])
+    assert decode_state(data).undecided == [draws[2], draws[4]]
+    second = _stateful()
+    assert second.restore(data) == 7
+    assert second.capture(7, []) == data
 
 
 async def test_undecided_draws_are_played_again_first_with_their_own_draw_index():
