@@ -163,7 +163,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         config = load_config(command.path, command.overrides)
     except ConfigError as error:
-        errors.print(f"Configuration error: {error}", style="red", markup=False)
+        errors.print(f"Configuration error: {error}", style="red", markup=False, soft_wrap=True)
         return 2
     is_good = True
     for name in command.flags.check or DEFAULT_CHECKS:

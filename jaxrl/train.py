@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         config = load_config(command.path, command.overrides)
     except ConfigError as error:
-        errors.print(f"Configuration error: {error}", style="red", markup=False)
+        errors.print(f"Configuration error: {error}", style="red", markup=False, soft_wrap=True)
         return EXIT_USAGE
     if command.flags.dry_run:
         sys.stdout.write(dump_toml(config))
@@ -43,10 +43,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         launch(config, resume=command.flags.resume is not None)
     except (ConfigError, ModelLoadError) as error:
-        errors.print(f"Configuration error: {error}", style="red", markup=False)
+        errors.print(f"Configuration error: {error}", style="red", markup=False, soft_wrap=True)
         return EXIT_USAGE
     except JaxrlError as error:
-        errors.print(f"The run failed: {error}", style="red", markup=False)
+        errors.print(f"The run failed: {error}", style="red", markup=False, soft_wrap=True)
         return EXIT_FAILED
     return EXIT_OK
 

@@ -173,11 +173,15 @@ class Engine:
 
     def has_work(self) -> bool:
         """Say whether `tick` would do anything now."""
+        if self.failure is not None:
+            return bool(self._inbox)
         can_decode = not self.is_paused and bool(self._scheduler.running or self._scheduler.num_waiting)
         return can_decode or bool(self._inbox) or bool(self._scores) or self._oldest_expired() is not None
 
     def tick(self) -> None:
         """Apply what was asked, score, prefill, and decode every slot by `decode_steps_per_tick` tokens.
+
+        After a failure it only refuses what is asked.
 
         Raises:
           Exception: whatever the device raised; every outstanding future gets an `EngineError` caused by it first.
@@ -186,6 +190,8 @@ class Engine:
             self._counts["ticks"] += 1
             while self._inbox:
                 self._inbox.popleft()()
+            if self.failure is not None:
+                return
             while (ticket := self._oldest_expired()) is not None:
                 self._expire(ticket)
             if self._scores:
@@ -226,6 +232,9 @@ class Engine:
         future = running_future()
 
         def run() -> None:
+            if (refusal := self._failed()) is not None:
+                future.set_exception(refusal)
+                return
             try:
                 action()
             except EngineError as error:

@@ -157,9 +157,9 @@ def _measure(
     members, dropped_BT = streams.members, rl.dropped_high_BT | rl.dropped_low_BT
     compared_BT = members.rl | members.ref_kl
     log_ratio_BT = streams.read("trainer_logprobs", compared_BT) - streams.read("inference_logprobs", compared_BT)
-    ratio_BT = jnp.exp(jnp.minimum(log_ratio_BT, MAX_METRIC_LOG_RATIO))
-    # r - 1 - d through `expm1`: at the tiny log-ratios of equal weights the plain form is rounding noise, of either sign.
-    kl_BT = jnp.maximum(jnp.expm1(jnp.minimum(log_ratio_BT, MAX_METRIC_LOG_RATIO)) - log_ratio_BT, 0)
+    capped_BT = jnp.minimum(log_ratio_BT, MAX_METRIC_LOG_RATIO)
+    # r - 1 - d by `expm1`: at the tiny log-ratios of equal weights the plain form is rounding noise, of either sign.
+    kl_BT = jnp.maximum(jnp.expm1(capped_BT) - log_ratio_BT, 0)
     raw_logprobs_BT = streams.read_raw(members.ce | members.ref_kl)
     measured = {
         "mismatch/kl/mean": (kl_BT, compared_BT),
@@ -177,7 +177,7 @@ def _measure(
     values = [jnp.where(counted_BT, value_BT, 0).astype(streams.dtype) for value_BT, counted_BT in measured.values()]
     numerators, counts = jnp.split(_sums(values + [counted_BT.astype(streams.dtype) for _, counted_BT in measured.values()]), 2)
     means = {name: (numerators[i], counts[i]) for i, name in enumerate(measured)}
-    return means, {"mismatch/ratio/max": jnp.max(jnp.where(compared_BT, ratio_BT, 0), initial=0)}
+    return means, {"mismatch/ratio/max": jnp.max(jnp.where(compared_BT, jnp.exp(capped_BT), 0), initial=0)}
 
 
 def _members(arrays: Mapping[str, jax.Array], needed: tuple[str, ...]) -> tuple[Members, jax.Array]:

@@ -85,7 +85,7 @@ def to_decode_params(params: Mapping[str, Any], spec: ModelSpec, dtype: str) -> 
     chex.assert_shape(mlp["down_proj"]["kernel"], (spec.num_layers, spec.intermediate_size, spec.hidden_size))
 
     def own(x: jax.Array) -> jax.Array:
-        # Invariant: an explicit copy. `jit` forwards an input that is returned unchanged, which would alias the donated buffer.
+        # Invariant: an explicit copy, so that an unchanged input never becomes an output: the trainer donates it to its next step.
         return jnp.array(x, dtype=dtype, copy=True)
 
     def fused(parts: list[jax.Array]) -> jax.Array:

@@ -102,7 +102,7 @@ class MonitorSet:
         self._show(lambda terminal: terminal.evaluation(step, env_name, scores))
 
     def status(self, text: str) -> None:
-        """Show what is being waited for; the empty string for nothing."""
+        """Show what the run is waiting for, as it is; the empty string for nothing."""
         self._show(lambda terminal: terminal.status(text))
 
     def progress(self, phase: str, done: float, total: float) -> None:

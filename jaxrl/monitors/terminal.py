@@ -40,6 +40,9 @@ _FIGURES: tuple[tuple[str, str, str], ...] = (
 )
 """What a step shows: metric, label, format."""
 
+_EVAL_SCORES = ("success_rate", "mean_reward", "mean_completion_tokens", "truncated_frac")
+"""What an evaluation shows, the first one also as a curve; all of its scores are in `metrics.jsonl`."""
+
 
 class Terminal:
     """Shows a run as it goes. Thread-safe."""
@@ -68,6 +71,7 @@ class Terminal:
         self._clock = clock
         self._started = clock()
         self._first_step = self._step = first_step
+        self._first_done = (first_step, self._started)
         self._values: Mapping[str, float] = {}
         self._rewards: list[float] = []
         self._evals: dict[str, list[tuple[int, float]]] = {}
@@ -89,6 +93,8 @@ class Terminal:
     def step(self, step: int, values: Mapping[str, float]) -> None:
         """Show a finished step."""
         with self._lock:
+            if self._step == self._first_step:
+                self._first_done = (step, self._clock())
             self._step, self._values = step, values
             if metrics.REWARD_MEAN in values:
                 self._rewards.append(values[metrics.REWARD_MEAN])
@@ -98,11 +104,12 @@ class Terminal:
 
     def evaluation(self, step: int, env_name: str, scores: Mapping[str, float]) -> None:
         """Show the scores of an evaluation."""
+        shown = {score: scores[score] for score in _EVAL_SCORES if score in scores} or dict(scores)
         with self._lock:
-            for score, value in scores.items():
+            for score, value in list(shown.items())[:1]:
                 self._evals.setdefault(f"{env_name} {score}", []).append((step, value))
         if self._live is None:
-            self._print(f"eval v{step} {env_name}  " + "  ".join(f"{score} {value:.4g}" for score, value in scores.items()))
+            self._print(f"eval v{step} {env_name}  " + "  ".join(f"{score} {value:.4g}" for score, value in shown.items()))
 
     def progress(self, phase: str, done: float, total: float) -> None:
         """Show how far a phase is; it goes away once `done >= total`."""
@@ -117,13 +124,13 @@ class Terminal:
             self._print(f"{phase} ...")
 
     def status(self, text: str) -> None:
-        """Show what is being waited for; the empty string for nothing."""
+        """Show what the run is waiting for, as it is; the empty string for nothing."""
         with self._lock:
             is_due = bool(text) and text != self._status and self._clock() - self._status_shown >= _STATUS_EVERY_S
             self._status = text
             if self._live is None and is_due:
                 self._status_shown = self._clock()
-                self._print(f"waiting for {text}")
+                self._print(text)
 
     def close(self) -> None:
         """Stop showing and leave a summary; a second call does nothing."""
@@ -147,7 +154,7 @@ class Terminal:
             first, last = sum(self._rewards[:edge]) / edge, sum(self._rewards[-edge:]) / edge
             parts.append(f"reward {first:.3f} -> {last:.3f} (mean of {edge} first and last)")
         for name, points in self._evals.items():
-            if len(points) > 1 and name.endswith("success_rate"):
+            if len(points) > 1:
                 parts.append(f"{name} {points[0][1]:.3f} -> {points[-1][1]:.3f}")
         return "; ".join(parts)
 
@@ -157,8 +164,7 @@ class Terminal:
     def _render(self) -> RenderableType:
         with self._lock:
             elapsed = self._clock() - self._started
-            done = self._step - self._first_step
-            left = elapsed / done * (self._max_steps - self._step) if done else None
+            left = self._seconds_left()
             head = Table.grid(expand=True, padding=(0, 2))
             head.add_column(width=20)
             head.add_column(ratio=1)
@@ -166,7 +172,7 @@ class Terminal:
             times = f"{_duration(elapsed)}" + (f", {_duration(left)} left" if left is not None else "")
             head.add_row(f"step {self._step}/{self._max_steps}", ProgressBar(self._max_steps, self._step), times)
             for phase, (part, total) in self._phases.items():
-                head.add_row(Text(phase, style="cyan"), ProgressBar(total, part, complete_style="cyan"), f"{part:g}/{total:g}")
+                head.add_row(Text(phase, style="cyan"), ProgressBar(total, part, complete_style="cyan"), _amount(part, total))
             parts: list[RenderableType] = [head]
             if self._rewards:
                 parts.append(self._reward_line())
@@ -174,8 +180,15 @@ class Terminal:
             if self._values:
                 parts.append(_figure_grid(_figures(self._values)))
             if self._status:
-                parts.append(Text(f"waiting for {self._status}", style="yellow"))
+                parts.append(Text(self._status, style="yellow"))
         return Panel(Group(*parts), title=f"jaxrl · {self._name}", title_align="left", border_style="dim")
+
+    def _seconds_left(self) -> float | None:
+        """Estimate from the steps after the first, which alone waits for loading and compiling."""
+        step, time_s = self._first_done
+        if self._step <= step:
+            return None
+        return (self._clock() - time_s) / (self._step - step) * (self._max_steps - self._step)
 
     def _reward_line(self) -> Text:
         line = Text("reward  ").append(sparkline(self._rewards, _SPARK_WIDTH), style="green")
@@ -216,6 +229,10 @@ def _figure_grid(figures: Sequence[tuple[str, str]]) -> Table:
     for start in range(0, len(figures), 4):
         grid.add_row(*(Text(f"{label} ", style="dim").append(value, style="bold") for label, value in figures[start : start + 4]))
     return grid
+
+
+def _amount(part: float, total: float) -> str:
+    return f"{part:,.0f}/{total:,.0f}" if part == int(part) and total == int(total) else f"{part / total:.0%}"
 
 
 def _duration(seconds: float) -> str:

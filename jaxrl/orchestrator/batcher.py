@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import deque
 
+from jaxrl.config.orchestrator import OrchestratorConfig
 from jaxrl.orchestrator.groups import KeptGroup
 from jaxrl.orchestrator.rules import is_stale
 
@@ -104,3 +105,13 @@ class Batcher:
 
     def _size(self, group: KeptGroup) -> int:
         return 1 if self._groups is not None else group.num_tokens
+
+
+def build_batcher(config: OrchestratorConfig, row_length: int) -> Batcher:
+    """Return the batcher of a run; until a group was seen, one is taken to fill a row with each of its rollouts."""
+    rollouts = config.rollouts_per_step
+    return Batcher(
+        groups=None if rollouts is None else rollouts // config.group_size,
+        tokens=config.token_batch_size,
+        tokens_per_group=config.group_size * row_length,
+    )

@@ -29,7 +29,7 @@ from jaxrl.config.orchestrator import OrchestratorConfig
 from jaxrl.errors import CheckpointError, DeadlineError, RunFailedError
 from jaxrl.monitors import metrics as names
 from jaxrl.monitors.ledger import Ledger
-from jaxrl.orchestrator.batcher import Batcher
+from jaxrl.orchestrator.batcher import build_batcher
 from jaxrl.orchestrator.budgets import EmptyBatchBudget
 from jaxrl.orchestrator.checkpoint import Stateful
 from jaxrl.orchestrator.dispatcher import Dispatcher
@@ -115,12 +115,7 @@ class Orchestrator:
         self._dispatcher = Dispatcher(
             envs, self._source, self._sink, self._ledger, group_size=config.group_size, clock=clock
         )
-        rollouts_per_step = config.rollouts_per_step
-        self._batcher = Batcher(
-            groups=None if rollouts_per_step is None else rollouts_per_step // config.group_size,
-            tokens=config.token_batch_size,
-            tokens_per_group=config.group_size * row_length,
-        )
+        self._batcher = build_batcher(config, row_length)
         self._maker = BatchMaker(
             self._sink, pack, post_batch_filters=config.post_batch_filters, row_length=row_length, overlong=overlong
         )
@@ -139,12 +134,12 @@ class Orchestrator:
           DeadlineError: a wait ran past its deadline; says who waited for what.
           BaseException: the first failure of any part, as it was raised there.
         """
-        if self._pool.version != self._step - 1:
-            raise RunFailedError(
-                f"step {self._step} starts from version {self._step - 1}, but the policy is at {self._pool.version}"
-            )
         failure: BaseException | None = None
         try:
+            if self._pool.version != self._step - 1:
+                raise RunFailedError(
+                    f"step {self._step} starts from version {self._step - 1}, but the policy is at {self._pool.version}"
+                )
             await asyncio.gather(*(env.algorithm.setup() for env in self._envs))
             async with asyncio.TaskGroup() as tasks:
                 for loop in (self._collect(tasks), self._watch(), self._report()):
@@ -386,7 +381,8 @@ class Orchestrator:
             raise DeadlineError(f"{error}; {self.describe()}") from error
 
     async def _close(self) -> None:
-        """Write down rollouts that belong to no shipped step, and give back what the algorithms opened."""
+        """Tell the trainer, write down rollouts of no shipped step, and give back what the algorithms opened."""
+        self._channel.close()
         if self._window.rollouts():
             await asyncio.to_thread(self._monitors.log_rollouts, self._step, self._window.rollouts())
         for env in self._envs:

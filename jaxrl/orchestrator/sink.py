@@ -5,7 +5,7 @@ each that are fit for a batch: the task sampler has learnt from the group, the f
 failing hook fails rollouts, not the run; too many failures in a row end it.
 
     who waits             for what                                  unblocked by
-    an arriving rollout   a place among the scoring hooks           a hook that ends (each has a deadline)
+    an arriving rollout   a place among its environment's hooks     a hook that ends (each has a deadline)
     a complete group      (synchronous runs) its turn: every group  the group before it, finished or dropped
                           drawn before it is credited
 
@@ -15,7 +15,7 @@ Crediting runs in the task of the rollout that completes the group, beside the m
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 
@@ -31,7 +31,7 @@ from jaxrl.orchestrator.metrics import StepWindow
 from jaxrl.types import Boundary, Bucket, Rollout, filtered
 
 MAX_SCORING_HOOKS = 64
-"""Scoring hooks that run at the same time; a bound on the requests that they may have open."""
+"""Scoring hooks of one environment that run at the same time; a slow teacher holds up no other environment."""
 
 
 class Sink:
@@ -63,7 +63,7 @@ class Sink:
         self._filters = pre_batch_filters
         self._failures = FailureBudget(max_consecutive_failures)
         self._on_change = on_change
-        self._hooks = asyncio.Semaphore(MAX_SCORING_HOOKS)
+        self._hooks = defaultdict[str, asyncio.Semaphore](lambda: asyncio.Semaphore(MAX_SCORING_HOOKS))
         self._newest: OpenGroup | None = None
         self.finished: deque[OpenGroup] = deque()
         """Credited groups that wait to be committed; some may have been dropped since."""
@@ -161,9 +161,9 @@ class Sink:
     ) -> None:
         """Run a scoring hook under a deadline; what it raises fails the rollouts that it was scoring."""
         deadline_s = opened.env.sampler.rollout_deadline_s
-        timer = asyncio.timeout(deadline_s)
         error: BaseException
-        async with self._hooks:
+        async with self._hooks[opened.env.name]:
+            timer = asyncio.timeout(deadline_s)
             try:
                 async with timer:
                     await hook()
@@ -173,10 +173,7 @@ class Sink:
                     raise
                 error = cancelled
             except Exception as raised:
-                error = (
-                    DeadlineError(f"the algorithm's hook took more than {deadline_s:g} s")
-                    if timer.expired()
-                    else raised
-                )
+                late = DeadlineError(f"the algorithm's hook took more than {deadline_s:g} s")
+                error = late if timer.expired() else raised
         for rollout in rollouts:
             mark_failed(rollout, Boundary.ALGORITHM, error)

@@ -11,11 +11,13 @@ one bucket and the buckets add up, at every step.
 
 import asyncio
 import random
+from typing import ClassVar
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from jaxrl.orchestrator.algo import Algorithm
 from jaxrl.types import Bucket, staleness_steps
 from tests.fakes import ScriptedPool, ToyEnv
 from tests.orchestrator.wiring import make_env, make_run, rollout_of
@@ -162,10 +164,6 @@ async def test_6_a_frozen_source_never_goes_stale(bound):
                 while run.pool.version < 4:
                     await asyncio.sleep(0.001)
             return outcome
-
-    from typing import ClassVar
-
-    from jaxrl.orchestrator.algo import Algorithm
 
     class Distil(Algorithm):
         action_loss_type: ClassVar = "ce"

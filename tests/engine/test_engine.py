@@ -384,7 +384,9 @@ def test_an_exception_in_a_tick_reaches_every_waiter_and_later_requests() -> Non
     futures = [engine.submit(make_request(name, max_tokens=1)) for name in "ab"]
     with pytest.raises(RuntimeError, match="no such id"):
         finish(engine)
-    for future in (*futures, engine.submit(make_request("late")), engine.score(np.array([1]))):
+    late = [engine.submit(make_request("late")), engine.score(np.array([1])), engine.load(decode_params(), version=1), engine.resume()]
+    finish(engine)
+    for future in (*futures, *late):
         with pytest.raises(EngineError, match="no such id"):
             future.result(timeout=0)
 

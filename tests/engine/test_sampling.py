@@ -108,11 +108,14 @@ def test_kept_tokens_are_those_of_the_reference_also_where_logits_are_equal(
 
 
 def test_temperature_zero_takes_the_lowest_of_the_likeliest_tokens_and_ignores_truncation() -> None:
-    logits = np.array([[0.0, 3.0, 1.0, 3.0]], np.float32)
-    sampled = sample(logits, np.zeros(1, np.int32), settings_of(1, temperature=0.0, top_k=1))
-    assert int(sampled.token_ids_S[0]) == 1
+    logits = np.array([[0.0, 3.0, 1.0, 3.0], [0.0, 3.0, 1.0, 3.0]], np.float32)
+    both_cut = settings_of(2, top_k=1)
+    both_cut.temperature_S[0] = 0.0
+    sampled = sample(logits, np.zeros(2, np.int32), both_cut)
+    assert np.asarray(sampled.token_ids_S).tolist() == [1, 1]
     assert float(sampled.logprobs_S[0]) == pytest.approx(3.0 - np.log(np.exp([0.0, 3.0, 1.0, 3.0]).sum()), abs=1e-6)
-    assert bool(sampled.is_near_tie_S[0])
+    assert float(sampled.logprobs_S[1]) == 0.0
+    assert np.asarray(sampled.is_near_tie_S).tolist() == [True, False]
 
 
 def test_a_neighbour_that_truncates_changes_no_bit_of_a_slot() -> None:

@@ -284,6 +284,12 @@ def test_rows_sharded_over_eight_devices_give_the_same_loss_gradient_and_metrics
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
+def test_the_mismatch_of_nearly_equal_policies_is_tiny_and_not_rounding_noise():
+    arrays = _tokens([-0.5, -0.7], [-0.5001, -0.6998])
+    _, metrics = compute_loss(arrays, np.ones(3), CONFIG)
+    np.testing.assert_allclose(metrics["mismatch/kl/mean"], (1e-4**2 + 2e-4**2) / 4, rtol=0.01)
+
+
 def test_a_missing_array_is_named():
     arrays = random_arrays(6)
     del arrays["ref_logprobs"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import chex
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 from jaxrl.engine.cache import init_cache, insert_prompts
-from jaxrl.models.decode import decode_step, prefill, score, to_decode_params
+from jaxrl.models.decode import DecodeParams, decode_step, prefill, score, to_decode_params
 from jaxrl.models.spec import ModelSpec
 from jaxrl.models.transformer import Model, build_model
 from tests.engine.tiny import SPEC, random_params
@@ -76,13 +77,15 @@ def test_scores_are_log_softmax_of_one_forward_pass_at_each_rows_temperature() -
         np.testing.assert_allclose(row_scores[1:], expected, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("spec", [SPEC, UNTIED_WITH_BIAS, dataclasses.replace(SPEC, num_layers=1)], ids=["two", "untied", "one_layer"])
-def test_no_output_shares_a_buffer_with_an_input_or_another_output(spec: ModelSpec) -> None:
+@pytest.mark.parametrize("convert", [to_engine, to_decode_params], ids=["jit", "eager"])
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_no_output_shares_a_buffer_with_an_input_or_another_output(convert: Callable[..., DecodeParams], is_tied: bool) -> None:
+    spec = dataclasses.replace(SPEC, num_layers=1, is_tied=is_tied)
     _, params = model_of(spec)
-    weights = to_engine(params, spec, "float32")
+    weights = convert(params, spec, "float32")
     pointers = [x.unsafe_buffer_pointer() for x in jax.tree.leaves((params, weights))]
     assert len(set(pointers)) == len(pointers)
-    assert (weights.head_VD is None) == spec.is_tied
+    assert (weights.head_VD is None) == is_tied
 
 
 def test_kernels_are_fused_and_turned() -> None:

@@ -53,7 +53,7 @@ def test_a_log_shows_what_is_waited_for_every_thirty_seconds_at_most() -> None:
     for now, text in ((0, "a"), (1, "b"), (29, "c"), (31, "d"), (32, ""), (70, "e")):
         clock.now = now
         terminal.status(text)
-    assert out.getvalue().splitlines() == ["waiting for a", "waiting for d", "waiting for e"]
+    assert out.getvalue().splitlines() == ["a", "d", "e"]
 
 
 def test_the_summary_compares_the_first_and_last_rewards_and_the_evaluations() -> None:
@@ -71,10 +71,17 @@ def test_the_summary_compares_the_first_and_last_rewards_and_the_evaluations() -
     )
 
 
+def test_of_many_scores_a_log_shows_those_for_people_and_of_unknown_ones_all() -> None:
+    terminal, out = plain()
+    terminal.evaluation(0, "sum", {"n_planned": 8, "success_rate": 0.25, "mean_reward": 0.5})
+    terminal.evaluation(3, "game", {"elo": 1200.0})
+    assert out.getvalue().splitlines() == ["eval v0 sum  success_rate 0.25  mean_reward 0.5", "eval v3 game  elo 1200"]
+
+
 def test_markup_in_names_is_shown_as_it_is() -> None:
     terminal, out = plain()
     terminal.status("[red]env[/red]")
-    assert out.getvalue() == "waiting for [red]env[/red]\n"
+    assert out.getvalue() == "[red]env[/red]\n"
 
 
 def test_on_a_terminal_the_view_shows_step_reward_phase_and_wait_and_log_lines_go_above_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,7 +96,7 @@ def test_on_a_terminal_the_view_shows_step_reward_phase_and_wait_and_log_lines_g
         terminal = Terminal("run", 60, console=console, clock=Clock())
         terminal.step(7, VALUES)
         terminal.progress("generating", 3, 8)
-        terminal.status("the trainer")
+        terminal.status("waiting for the trainer")
         logging.getLogger("jaxrl.test").warning("careful")
         live = terminal._live
         assert live is not None
@@ -112,3 +119,14 @@ def test_a_sparkline_is_as_long_as_its_values_but_never_wider_than_asked(values:
 def test_a_sparkline_of_equal_values_is_flat_and_of_rising_values_rises() -> None:
     assert sparkline([0.5, 0.5, 0.5], 9) == "▁▁▁"
     assert sparkline([float(i) for i in range(16)], 8) == "▁▂▃▄▅▆▇█"
+
+
+def test_the_time_left_is_estimated_from_the_steps_after_the_first() -> None:
+    clock = Clock()
+    terminal, _ = plain(clock)
+    clock.now += 600
+    terminal.step(1, {})
+    assert terminal._seconds_left() is None
+    clock.now += 2
+    terminal.step(2, {})
+    assert terminal._seconds_left() == 2.0 * 58

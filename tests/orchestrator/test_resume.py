@@ -84,7 +84,8 @@ def played(run: Run) -> list[tuple]:
 SETTINGS = {
     "groups": {"batch_size": 16},
     "tokens": {"batch_size": None, "token_batch_size": 250},
-    "tokens of about one group": {"batch_size": None, "token_batch_size": 66},
+    "tokens of just one group": {"batch_size": None, "token_batch_size": 77},
+    "tokens of just over one group": {"batch_size": None, "token_batch_size": 78},
     "few in flight, filtered before": {"batch_size": 12, "max_inflight_groups": 2, "pre_batch_filters": [ZERO]},
     "filtered after": {"batch_size": 16, "post_batch_filters": [ZERO]},
 }
@@ -116,8 +117,10 @@ async def test_n_plus_n_synchronous_steps_equal_two_n(name):
         for run in (second, whole)
     ]
     assert totals[0] == totals[1]
+    assert {metrics["ledger/pending"] for _, metrics in whole.monitors.steps} == {0}
     buckets = Counter(row[6] for row in played(whole))
-    assert buckets["errored"] > 0 and buckets["trained"] > 0
+    assert buckets["trained"] > 0
+    assert buckets["errored"] > 0 or name.startswith("tokens of just")
 
 
 async def test_a_snapshot_of_a_step_is_the_same_however_late_it_is_taken():
