@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from jaxrl.config.evals import EvalSectionConfig
-from jaxrl.config.load import build_parser, load_config, parse_cli
+from jaxrl.config.load import build_parser, load_config_aloud, parse_cli
 from jaxrl.config.monitors import MonitorsConfig
 from jaxrl.config.run import RunConfig
 from jaxrl.envs.base import Environment, Message, Reply
@@ -90,7 +90,7 @@ def check_budgets(config: RunConfig) -> Finding:
     """Prompts leave room for replies in the window, and whole rollouts fit a row."""
     longest = max(_prompt_lengths(config))
     max_tokens = max(config.orchestrator.sampling_of(env).max_tokens for env in config.orchestrator.train.env)
-    window, row = config.inference.max_model_len, config.trainer.row_length
+    window, row = config.engine.max_model_len, config.trainer.row_length
     needed = longest + max_tokens
     text = f"longest of the probed prompts {longest} + reply {max_tokens} = {needed} tokens; window {window}, row {row}"
     if longest >= window:
@@ -108,11 +108,10 @@ def check_parity(config: RunConfig) -> Finding:
 
     differences = _parity_differences(config)
     kl = float(np.mean(np.expm1(differences) - differences))
-    dtypes = (config.inference.dtype, config.trainer.compute_dtype)
+    dtypes = (config.engine.dtype, config.trainer.compute_dtype)
     limit = MAX_MISMATCH_KL["bfloat16" if "bfloat16" in dtypes else "float32"]
-    text = (
-        f"mismatch KL {kl:.1e} (limit {limit:.0e}), largest difference {np.abs(differences).max():.1e} over {len(differences)} sampled tokens"
-    )
+    largest = float(np.abs(differences).max())
+    text = f"mismatch KL {kl:.1e} (limit {limit:.0e}), largest difference {largest:.1e} over {len(differences)} sampled tokens"
     if kl > limit:
         return Finding(False, f"{text}: engine and trainer disagree; compare `inference.dtype` with `trainer.compute_dtype`")
     return Finding(True, text)
@@ -159,9 +158,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--check", action="append", choices=list(CHECKS), help="run this check only; may be given several times (default: all but `resume`)"
     )
     out, errors = Console(highlight=False), Console(stderr=True, highlight=False)
+
+    def warn(text: str) -> None:
+        errors.print(f"Warning: {text}", style="yellow", markup=False, soft_wrap=True)
+
     command = parse_cli(sys.argv[1:] if argv is None else argv, parser)
     try:
-        config = load_config(command.path, command.overrides)
+        config = load_config_aloud(command.path, command.overrides, warn)
     except ConfigError as error:
         errors.print(f"Configuration error: {error}", style="red", markup=False, soft_wrap=True)
         return 2
@@ -267,7 +270,7 @@ async def _play_some(config: RunConfig, arm: ArrayArm, renderer: Renderer, envs:
                     config.orchestrator.sampling_of(env_config),
                     run_seed=config.run.seed,
                     seed_scope=f"doctor:{env.name}",
-                    window=config.inference.max_model_len,
+                    window=config.engine.max_model_len,
                 )
                 tasks.create_task(play_rollout(env, rollout, session, env_config.rollout_deadline_s))
                 rollouts.append(rollout)

@@ -39,6 +39,7 @@ from jaxrl.models import ModelSpec, build_mesh, load_pretrained
 from jaxrl.monitors import MonitorSet
 from jaxrl.orchestrator.algo import build_algorithm
 from jaxrl.orchestrator.orchestrator import Orchestrator
+from jaxrl.orchestrator.ports import Evaluate
 from jaxrl.orchestrator.sampler import Sampler, TrainEnv
 from jaxrl.tasks import build_task_sampler
 from jaxrl.trainer.checkpoint import Checkpointer
@@ -202,12 +203,12 @@ def _build_array_arm(
     progress("loading", 1, 1)
 
     version = start_step or 0
-    store = WeightStore(model.spec, config.inference.dtype, device=mesh.devices.flat[0])
+    store = WeightStore(model.spec, config.engine.dtype, device=mesh.devices.flat[0])
     store.publish(version, state.params)
     progress("compiling", 0, 2)
     programs.compile()
     progress("compiling", 1, 2)
-    engine = Engine(model.spec, store.get(version), config.inference, version=version, decode_text=renderer.decode)
+    engine = Engine(model.spec, store.get(version), config.engine, version=version, decode_text=renderer.decode)
     engine.warm_up(lambda _, done, total: progress("compiling", 1 + done / total, 2))
     progress("compiling", 2, 2)
     return ArrayArm(device, programs, state, store, engine, version, orchestrator_state)
@@ -219,10 +220,10 @@ def _check_fits(config: RunConfig, renderer: Renderer, spec: ModelSpec) -> None:
         raise ConfigError(
             f"{name}: the tokenizer has {renderer.vocab_size} ids but the model only {spec.vocab_size} rows; they are of different models"
         )
-    longest = max(config.inference.max_model_len, config.trainer.row_length)
-    if config.inference.max_model_len > spec.max_position_embeddings:
+    if config.engine.max_model_len > spec.max_position_embeddings:
         raise ConfigError(
-            f"`inference.max_model_len`={longest} is beyond the {spec.max_position_embeddings} positions of {name}; lower it"
+            f"`inference.max_model_len`={config.engine.max_model_len} is beyond the {spec.max_position_embeddings} positions of {name}; "
+            "lower it"
         )
 
 
@@ -306,7 +307,7 @@ def _train_env(
             renderer,
             settings.sampling_of(env_config),
             run_seed=config.run.seed,
-            window=config.inference.max_model_len,
+            window=config.engine.max_model_len,
             rollout_deadline_s=env_config.rollout_deadline_s,
         ),
         algorithm=build_algorithm(settings.algo_of(env_config), pool),
@@ -315,7 +316,7 @@ def _train_env(
 
 def _evaluate(
     config: RunConfig, heldout: Sequence[Environment], pool: PolicyPool, renderer: Renderer, monitors: MonitorSet
-) -> Callable[[int, int], object]:
+) -> Evaluate:
     """Return the function that measures the served policy on every held-out environment."""
     settings = config.orchestrator.eval
     harnesses = [
@@ -325,10 +326,10 @@ def _evaluate(
             renderer,
             env_config.sampling or settings.sampling,
             run_seed=config.run.seed,
-            window=config.inference.max_model_len,
+            window=config.engine.max_model_len,
             num_tasks=settings.num_tasks,
             success_threshold=settings.success_threshold,
-            concurrency=2 * config.inference.num_slots,
+            concurrency=2 * config.engine.num_slots,
             rollout_deadline_s=env_config.rollout_deadline_s,
             on_progress=functools.partial(monitors.progress, f"evaluating {env.name}"),
         )

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from jaxrl.config.load import dump_toml, load_config, parse_cli
+from jaxrl.config.dump import dump_toml
+from jaxrl.config.load import load_config_aloud, parse_cli
 from jaxrl.errors import ConfigError, JaxrlError, ModelLoadError
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
@@ -27,9 +28,13 @@ def main(argv: Sequence[str] | None = None) -> int:
       0, 1 or 2, as the module says.
     """
     errors = Console(stderr=True, highlight=False)
+
+    def warn(text: str) -> None:
+        errors.print(f"Warning: {text}", style="yellow", markup=False, soft_wrap=True)
+
     command = parse_cli(sys.argv[1:] if argv is None else argv)
     try:
-        config = load_config(command.path, command.overrides)
+        config = load_config_aloud(command.path, command.overrides, warn)
     except ConfigError as error:
         errors.print(f"Configuration error: {error}", style="red", markup=False, soft_wrap=True)
         return EXIT_USAGE

@@ -12,7 +12,7 @@ import difflib
 import json
 import tomllib
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args, get_origin
@@ -103,6 +103,16 @@ def parse_cli(argv: Sequence[str], parser: argparse.ArgumentParser | None = None
         parser.error("give either --config FILE.toml or --resume RUN_DIR")
     path = flags.config if flags.config is not None else flags.resume / "config.toml"
     return CommandLine(path, [f"--{o.key}" if o.value is None else f"--{o.key}={o.value}" for o in found], flags)
+
+
+def load_config_aloud(path: str | Path, overrides: Sequence[str], say: Callable[[str], None]) -> RunConfig:
+    """Do what `load_config` does, and say each of its warnings as a sentence instead of a Python warning."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        config = load_config(path, overrides)
+    for warning in caught:
+        say(str(warning.message))
+    return config
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:

@@ -55,6 +55,12 @@ class RunConfig(Section):
         return Path(self.run.output_dir) if self.run.output_dir else Path("runs") / self.run.name
 
     @property
+    def engine(self) -> EmbeddedInferenceConfig:
+        """The embedded engine's settings; a validated run has no other engine yet."""
+        assert isinstance(self.inference, EmbeddedInferenceConfig)
+        return self.inference
+
+    @property
     def async_level(self) -> int:
         """Steps that generation may run ahead; the embedded engine shares the trainer's devices, so its default is 0."""
         level = self.orchestrator.max_async_level
@@ -73,14 +79,14 @@ class RunConfig(Section):
     def _window_fits_a_row(self) -> Self:
         for env in self.orchestrator.train.env:
             max_tokens = self.orchestrator.sampling_of(env).max_tokens
-            if max_tokens >= self.inference.max_model_len:
+            if max_tokens >= self.engine.max_model_len:
                 raise ValueError(
                     f"env {env_name(env)!r}: `sampling.max_tokens`={max_tokens} leaves no room for a prompt in "
-                    f"`inference.max_model_len`={self.inference.max_model_len}; lower the first or raise the second"
+                    f"`inference.max_model_len`={self.engine.max_model_len}; lower the first or raise the second"
                 )
-        if self.inference.max_model_len > self.trainer.row_length and self.trainer.overlong == "drop":
+        if self.engine.max_model_len > self.trainer.row_length and self.trainer.overlong == "drop":
             warnings.warn(
-                f"`inference.max_model_len`={self.inference.max_model_len} is longer than `trainer.row_length`="
+                f"`inference.max_model_len`={self.engine.max_model_len} is longer than `trainer.row_length`="
                 f"{self.trainer.row_length}: rollouts longer than a row will be dropped (`trainer.overlong`='drop')",
                 stacklevel=2,
             )

@@ -327,14 +327,15 @@ class Engine:
 
     def _cut_at_stop_string(self, ticket: Ticket, num_new: int) -> bool:
         """Shorten the slot after the first new token that completes a stop string; say whether there is one."""
-        stops = ticket.request.sampling.stop
+        stops, slot, decode_text = ticket.request.sampling.stop, ticket.slot, self._decode_text
         if not stops:
             return False
-        token_ids = self._slots.sampled(ticket.slot)[0].tolist()
+        assert slot is not None and decode_text is not None
+        token_ids = self._slots.sampled(slot)[0].tolist()
         for end in range(len(token_ids) - num_new + 1, len(token_ids) + 1):
-            text = self._decode_text(token_ids[:end])
+            text = decode_text(token_ids[:end])
             if any(stop in text for stop in stops):
-                self._slots.shorten(ticket.slot, end)
+                self._slots.shorten(slot, end)
                 return True
         return False
 
@@ -362,17 +363,17 @@ class Engine:
 
     def _run_decode(self) -> np.ndarray:
         """Decode every slot; return [3, S, Q] int32 on the host."""
-        slots = self._slots
-        if self._sampling is None:
+        slots, sampling = self._slots, self._sampling
+        if sampling is None:
             settings = slots.temperature_S, slots.top_k_S, slots.top_p_S, slots.min_p_S, slots.seed_S2
             # Invariant: copies. A CPU device may keep the numpy buffer itself, and the table changes in place.
-            self._sampling = jax.device_put(SamplingArrays(*(x.copy() for x in settings)), self._device)
+            sampling = self._sampling = SamplingArrays(*jax.device_put([x.copy() for x in settings], self._device))
         self._cache, packed_3SQ = decode_and_sample(
             self._params,
             self._cache,
             slots.token_ids_S.copy(),
             slots.position_ids_S.copy(),
-            self._sampling,
+            sampling,
             spec=self.spec,
             num_steps=self.config.decode_steps_per_tick,
         )
