@@ -82,7 +82,11 @@ class ArrayArm:
 
 
 def launch(
-    config: RunConfig, *, resume: bool = False, stop_after: int | None = None, devices: Sequence[jax.Device] | None = None
+    config: RunConfig,
+    *,
+    resume: bool = False,
+    stop_after: int | None = None,
+    devices: Sequence[jax.Device] | None = None,  # pyright: ignore[reportInvalidTypeForm]
 ) -> Outcome:
     """Train until `run.max_steps`, or until Ctrl-C.
 
@@ -203,7 +207,9 @@ def _build_array_arm(
     progress("loading", 1, 1)
 
     version = start_step or 0
-    store = WeightStore(model.spec, config.engine.dtype, device=mesh.devices.flat[0])
+    # While an evaluation holds the served version, the trainer may publish one more for each step that it may be behind.
+    num_versions = max(2, 1 + config.async_level)
+    store = WeightStore(model.spec, config.engine.dtype, num_versions=num_versions, device=mesh.devices.flat[0])
     store.publish(version, state.params)
     progress("compiling", 0, 2)
     programs.compile()

@@ -88,9 +88,7 @@ class Attention(nnx.Module):
             self.k_norm = RMSNorm(spec.head_dim, spec.rms_norm_eps)
         self.spec = spec
 
-    def __call__(
-        self, x_ND: jax.Array, rope: tuple[jax.Array, jax.Array], mask_BTT: jax.Array, mesh: Mesh | None
-    ) -> jax.Array:
+    def __call__(self, x_ND: jax.Array, rope: tuple[jax.Array, jax.Array], mask_BTT: jax.Array, mesh: Mesh | None) -> jax.Array:
         """[N, D] -> [N, D]; `rope` from `rope_tables`, `mask_BTT` from `visible_keys`."""
         B, T = mask_BTT.shape[:2]
 

@@ -29,7 +29,8 @@ Params = dict[str, Any]
 _KEEP_PROJECTIONS = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
 """Without `remat = "layer"` the backward pass still recomputes what is cheap: norms, rotations, activations, attention scores.
 
-Keeping those would cost more memory traffic than it saves arithmetic: on CPU a step is slower by a fifth, with 2.6 times the memory.
+Keeping those would cost more memory traffic than it saves arithmetic: on a CPU, gradients of 3 layers of width 128 over 32 x 128 tokens
+take a fifth less time without them, in 124 instead of 322 MB.
 """
 
 
@@ -42,9 +43,7 @@ class Block(nnx.Module):
         self.post_attention_norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps)
         self.mlp = MLP(spec.hidden_size, spec.intermediate_size, rngs=rngs)
 
-    def __call__(
-        self, x_ND: jax.Array, rope: tuple[jax.Array, jax.Array], mask_BTT: jax.Array, mesh: Mesh | None
-    ) -> jax.Array:
+    def __call__(self, x_ND: jax.Array, rope: tuple[jax.Array, jax.Array], mask_BTT: jax.Array, mesh: Mesh | None) -> jax.Array:
         """[N, D] -> [N, D]."""
         x_ND = x_ND + self.attention(self.input_norm(x_ND), rope, mask_BTT, mesh)
         x_ND = pin(x_ND, mesh, ("tokens", "hidden"))
@@ -144,9 +143,7 @@ class Model:
         chex.assert_type([token_ids_BT, position_ids_BT, segment_ids_BT], int)
         assert remat in ("none", "layer"), f"`remat` must be 'none' or 'layer', not {remat!r}"
         network = nnx.merge(self.graphdef, params)
-        return network(
-            token_ids_BT, position_ids_BT, segment_ids_BT, compute_dtype=compute_dtype, remat=remat, mesh=self.mesh
-        )
+        return network(token_ids_BT, position_ids_BT, segment_ids_BT, compute_dtype=compute_dtype, remat=remat, mesh=self.mesh)
 
     def head(self, params: Params) -> jax.Array:
         """[V, D] matrix that turns hidden states into logits; the embedding itself when tied, not a copy."""

@@ -17,23 +17,29 @@ from jaxrl.errors import EngineError
 from jaxrl.models.decode import DecodeParams, to_decode_params
 from jaxrl.models.spec import ModelSpec
 
-MAX_VERSIONS = 2
-"""Versions kept: the one being served and the one that replaces it."""
-
 _copy_for_engine = jax.jit(to_decode_params, static_argnums=(1, 2))
 
 
 class WeightStore:
     """The newest published versions of one policy; `publish` belongs to the device thread, the rest to any thread."""
 
-    def __init__(self, model_spec: ModelSpec, dtype: str, *, device: jax.Device | None = None) -> None:
+    def __init__(
+        self,
+        model_spec: ModelSpec,
+        dtype: str,
+        *,
+        num_versions: int = 2,
+        device: jax.Device | None = None,  # pyright: ignore[reportInvalidTypeForm]
+    ) -> None:
         """Start empty.
 
         Args:
           model_spec: the architecture.
           dtype: the engine's dtype.
+          num_versions: versions kept: the one being served, and those that the trainer may publish before it is replaced.
           device: where the copies live; the first local device if None.
         """
+        self._num_versions = num_versions
         self._device = device or jax.local_devices()[0]
         self._model_spec = model_spec
         self._dtype = dtype
@@ -47,7 +53,7 @@ class WeightStore:
             return next(reversed(self._versions), None)
 
     def publish(self, version: int, params: Mapping[str, Any]) -> None:
-        """Copy the trainer's parameters as policy `version` and forget all but the two last published versions.
+        """Copy the trainer's parameters as policy `version` and forget all but the `num_versions` published last.
 
         Args:
           version: must be above every version published before.
@@ -63,7 +69,7 @@ class WeightStore:
         decode_params = jax.device_put(_copy_for_engine(params, self._model_spec, self._dtype), self._device)
         with self._lock:
             self._versions[version] = decode_params
-            for old in list(self._versions)[:-MAX_VERSIONS]:
+            for old in list(self._versions)[: -self._num_versions]:
                 del self._versions[old]
 
     def get(self, version: int) -> DecodeParams:
@@ -74,5 +80,5 @@ class WeightStore:
         """
         with self._lock:
             if version not in self._versions:
-                raise EngineError(f"policy version {version} is not in memory; the store holds {list(self._versions)} (the newest two)")
+                raise EngineError(f"policy version {version} is not in memory; the store holds {list(self._versions)}")
             return self._versions[version]

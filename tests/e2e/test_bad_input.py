@@ -33,7 +33,6 @@ def copy_of_the_model(tmp_path: Path) -> Path:
         ("--trainer.optimizer.learning_rate=1", "`trainer.optimizer.learning_rate`"),
         ("--run.max_steps=many", "`run.max_steps`"),
         ("--orchestrator.batch_size=30", "not divisible by `orchestrator.group_size`=8"),
-        ("--inference.type=openai", "new weights cannot yet be loaded"),
         ("--orchestrator.sampling.top_p=0.9", "top_p=0.9"),
         ("--orchestrator.sampling.temperature=0", "`temperature`=0"),
         ("--orchestrator.model.name=/no/such/model", "/no/such/model"),
@@ -44,6 +43,11 @@ def copy_of_the_model(tmp_path: Path) -> Path:
 def test_a_wrong_setting_is_named_with_its_remedy(capsys, tmp_path, override, said):
     assert said in refusal(capsys, [*small_arguments(tmp_path / "run"), override])
     assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_an_external_policy_server_is_refused_with_the_reason(capsys):
+    arguments = ["--config", str(ROOT / "configs/quickstart.toml"), "--inference.type=openai"]
+    assert "new weights cannot yet be loaded" in refusal(capsys, arguments)
 
 
 def test_a_truncated_weight_file_is_named(capsys, tmp_path):
