@@ -118,8 +118,8 @@ def pack(
     streams = _fill(packed, layout)
     streams["segment_ids"], streams["position_ids"] = layout.segments_and_positions()
     is_real = streams["segment_ids"] > 0
-    weights = (streams.get(name) for name in ("rl_weights", "ce_weights", "ref_kl_weights"))
-    members = component_members(streams["loss_mask"], *weights, is_real)
+    rl_weights, ce_weights, ref_kl_weights = (streams.get(name) for name in ("rl_weights", "ce_weights", "ref_kl_weights"))
+    members = component_members(streams["loss_mask"], rl_weights, ce_weights, ref_kl_weights, is_real)
     _check_first_tokens(members, layout, packed)
     _check_values(streams, members, is_real, layout, packed)
     batch = TrainBatch(

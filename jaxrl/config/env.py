@@ -52,6 +52,8 @@ TasksConfig = Annotated[SequentialTasksConfig | UniformTasksConfig, Field(discri
 class EnvBase(Section):
     """What every environment has, whatever its type."""
 
+    type: str
+    """Tag of the environment; each environment fixes its own."""
     name: str | None = Field(default=None, min_length=1, pattern=r"^[A-Za-z0-9_.\-]+$")
     """Name in metrics and logs; null takes the environment's own default. Unique among the training environments."""
     system_prompt: str | None = None

@@ -180,7 +180,12 @@ class _Leaf:
         """The leaf on its devices."""
         if self.struct.sharding is None:
             return jnp.asarray(self.read(weights, (slice(None),) * len(self.struct.shape)))
-        return jax.make_array_from_callback(self.struct.shape, self.struct.sharding, lambda index: self.read(weights, index))
+
+        def read_shard(index: tuple[slice, ...] | None) -> np.ndarray:
+            assert index is not None, "every shard of an array has an index"
+            return self.read(weights, index)
+
+        return jax.make_array_from_callback(self.struct.shape, self.struct.sharding, read_shard)
 
     def _read_tensor(self, weights: _Weights, name: str, index: tuple[slice, ...]) -> np.ndarray:
         is_transposed = self.rule.transform == "transpose"

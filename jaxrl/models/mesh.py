@@ -59,7 +59,7 @@ PARAM_AXES: dict[tuple[str, str], tuple[str, ...]] = {
 """Logical axes of a parameter by the last two names of its path; a leaf stacked over layers has "layers" in front."""
 
 
-def build_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -> Mesh:
+def build_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -> Mesh:  # pyright: ignore[reportInvalidTypeForm]
     """Arrange devices as data x fsdp x tensor.
 
     Args:
@@ -150,7 +150,7 @@ def pin(x: jax.Array, mesh: Mesh | None, logical_axes: Sequence[str]) -> jax.Arr
 def _leaf_sharding(mesh: Mesh, names: tuple[str, ...], shape: tuple[int, ...]) -> NamedSharding:
     if not shape:
         return replicated(mesh)
-    axes = PARAM_AXES[names[-2:]]
+    axes = PARAM_AXES[names[-2], names[-1]]
     if len(shape) == len(axes) + 1:
         axes = ("layers", *axes)
     return _sharding(mesh, axes, shape, f"parameter `{'/'.join(names)}`")

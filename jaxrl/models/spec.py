@@ -61,8 +61,6 @@ class ModelSpec:
     """The query, key and value projections add a bias."""
     max_position_embeddings: int
     """Longest sequence that the model was made for, in tokens."""
-    rope_scaling: None = None
-    """Stretched rotary embeddings are not built."""
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> ModelSpec:

@@ -24,11 +24,11 @@ from jaxrl.types import Group, Rollout, Task
 class Arrivals(Protocol):
     """Where rollouts arrive."""
 
-    def expect(self, group: OpenGroup) -> None:
+    def expect(self, opened: OpenGroup) -> None:
         """Say that the rollouts of a group will come."""
         ...
 
-    async def add(self, group: OpenGroup, rollout: Rollout) -> None:
+    async def add(self, opened: OpenGroup, rollout: Rollout) -> None:
         """Take a played rollout."""
         ...
 

@@ -73,10 +73,10 @@ class StepWindow:
         """Return the metrics of rollouts, groups, advantages and filters."""
         decided = [r for r in self.rollouts() if r.bucket != Bucket.CANCELLED]
         scored = [r for r in decided if r.is_scored]
-        values = _mean(names.REWARD_MEAN, [r.reward for r in scored])
+        values = _mean(names.REWARD_MEAN, [r.score for r in scored])
         for env_name in dict.fromkeys(r.env_name for r in scored):
-            values |= _mean(names.reward_mean(env_name), [r.reward for r in scored if r.env_name == env_name])
-        values |= _mean(REWARD_TRAINED_MEAN, [r.reward for r in scored if r.bucket == Bucket.TRAINED])
+            values |= _mean(names.reward_mean(env_name), [r.score for r in scored if r.env_name == env_name])
+        values |= _mean(REWARD_TRAINED_MEAN, [r.score for r in scored if r.bucket == Bucket.TRAINED])
         values |= _mean(names.COMPLETION_TOKENS_MEAN, [r.num_completion_tokens for r in decided if r.failure is None])
         values |= _mean(DROPPED_TOKENS_MEAN, [r.num_completion_tokens for r in decided if r.bucket == Bucket.STALE])
         values |= _mean(names.ERROR_FRAC, [r.failure is not None for r in decided])
@@ -155,5 +155,5 @@ class LoopLag:
         return {names.LOOP_LAG_P99: float(np.percentile(self._lags_s, 99))} if self._lags_s else {}
 
 
-def _mean(name: str, values: Sequence[float | None]) -> dict[str, float]:
+def _mean(name: str, values: Sequence[float]) -> dict[str, float]:
     return {name: float(np.mean(values, dtype=np.float64))} if values else {}

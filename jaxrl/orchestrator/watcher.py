@@ -47,7 +47,7 @@ class Evaluations:
         """Measure the version that is served; returns early if `cancel` is called."""
         if self._evaluate is None or self._is_cancelled:
             return
-        self._task = asyncio.create_task(self._measure(), name="evaluation")
+        self._task = asyncio.create_task(self._measure(self._evaluate), name="evaluation")
         try:
             await self._task
         except asyncio.CancelledError:
@@ -62,10 +62,10 @@ class Evaluations:
         if self._task is not None:
             self._task.cancel()
 
-    async def _measure(self) -> None:
+    async def _measure(self, evaluate: Evaluate) -> None:
         async with self._pool.hold_version():
             version = self._pool.version
-            await self._evaluate(version, version)
+            await evaluate(step=version, version=version)
 
 
 async def watch_versions(

@@ -166,6 +166,12 @@ class Rollout:
         return self.reward is not None and self.failure is None
 
     @property
+    def score(self) -> float:
+        """The reward of a rollout that is known to be scored (`is_scored`); a missing reward here is our bug."""
+        assert self.reward is not None, f"rollout {self.group_id}/{self.member} has no reward"
+        return self.reward
+
+    @property
     def completion_text(self) -> str:
         """The last reply of the policy, or the empty string."""
         return next((n.content for n in reversed(self.nodes) if n.sampled), "")

@@ -21,6 +21,6 @@ class GRPO(Algorithm):
 
     async def score_group(self, rollouts: Sequence[Rollout]) -> None:
         """Assign reward minus group mean."""
-        advantages_G = group_mean_advantages([rollout.reward for rollout in rollouts])
+        advantages_G = group_mean_advantages([rollout.score for rollout in rollouts])
         for rollout, advantage in zip(rollouts, advantages_G, strict=True):
             rollout.assign_advantages(float(advantage))
