@@ -247,7 +247,7 @@ def main(argv: list[str] | None = None) -> int:
     """Make the start model and save it."""
     parser = argparse.ArgumentParser(description="Train the quickstart's start model.")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "start_model", help="Hugging Face directory to write")
-    parser.add_argument("--steps", type=int, default=450, help="optimizer steps")
+    parser.add_argument("--steps", type=int, default=620, help="optimizer steps")
     parser.add_argument("--lr", type=float, default=3e-3, help="peak learning rate")
     parser.add_argument("--worked-share", type=float, default=0.35, help="share of single-turn answers that are worked out")
     parser.add_argument("--seed", type=int, default=0, help="seed of documents and initial weights")
