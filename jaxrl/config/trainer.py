@@ -165,7 +165,7 @@ class TrainerConfig(Section):
     remat: Literal["none", "layer"] = "none"
     """`layer` recomputes each layer's activations in the backward pass: less memory, some more time."""
     head_chunk_tokens: int = Field(default=1024, ge=1)
-    """Tokens whose logits exist at one time; the rest of the head is computed chunk by chunk."""
+    """Tokens whose logits exist at one time on each device; the rest of the head is computed chunk by chunk."""
     max_skipped_steps: int = Field(default=5, ge=1)
     """The run stops after this many consecutive steps whose gradient was not finite."""
     mesh: MeshConfig = MeshConfig()

@@ -262,6 +262,7 @@ class StepPrograms:
             segment_ids,
             jnp.where(is_tempered, arrays["temperatures"], 1.0),
             chunk_tokens=self.config.head_chunk_tokens,
+            mesh=self.mesh,
         )
         scored = {
             "trainer_logprobs": scores.logprobs,
