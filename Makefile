@@ -34,7 +34,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 quickstart: setup ## Train the small shipped model on this CPU and draw its reward curve
-	$(BIN)/python -m jaxrl.train --config configs/quickstart.toml
+	$(BIN)/python -m jaxrl.train --config configs/quickstart.toml --run.name quickstart-$$(date +%Y%m%d-%H%M%S)
 
 start-model: setup ## Make the quickstart's starting model anew
 	$(BIN)/python configs/quickstart/make_start_model.py
