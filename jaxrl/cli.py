@@ -1,7 +1,7 @@
 """The console script: `jaxrl VERB ...` runs the entry point of that name, `python -m jaxrl.VERB ...`.
 
-In: the command line. Out: the entry point's exit code: 0 ok, 1 the run failed, 2 usage or configuration error. It parses nothing but the
-verb, and imports an entry point only when it is asked for, so that help is instant.
+In: the command line. Out: the entry point's exit code: 0 ok, 1 the run failed, 2 usage or configuration error. It
+parses nothing but the verb, and imports an entry point only when it is asked for, so that help is instant.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -102,6 +103,35 @@ def check_budgets(config: RunConfig) -> Finding:
     return Finding(True, text)
 
 
+def check_memory(config: RunConfig) -> Finding:
+    """What the first device holds all the time fits into it; the engine and its weights live there."""
+    import jax
+
+    from jaxrl.engine.cache import cache_bytes
+    from jaxrl.models import load_spec
+
+    spec, engine, trainer = load_spec(config.orchestrator.model.name), config.engine, config.trainer
+    # Master parameters and two moments in their dtype, and the float32 sum of gradients, split over fsdp x tensor.
+    training = spec.num_params * (3 * jax.numpy.dtype(trainer.param_dtype).itemsize + 4) // (trainer.mesh.fsdp * trainer.mesh.tensor)
+    version = spec.num_params * jax.numpy.dtype(engine.dtype).itemsize
+    cache = cache_bytes(spec, engine.num_slots, engine.max_model_len, engine.dtype)
+    # The one being served, and one for each step that the trainer may finish before the next is loaded.
+    num_versions = 2 + config.async_level
+    needed = training + num_versions * version + cache
+    text = (
+        f"training {_mib(training)} + {num_versions} policy versions of {_mib(version)} + key-value cache {_mib(cache)} = {_mib(needed)} "
+        "on the first device, activations and logits not counted"
+    )
+    limit = (jax.devices()[0].memory_stats() or {}).get("bytes_limit") or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if needed > limit:
+        return Finding(False, f"{text}; it has {_mib(limit)}: lower `inference.num_slots`, use bfloat16, or raise `trainer.mesh.fsdp`")
+    return Finding(True, f"{text}, of {_mib(limit)}")
+
+
+def _mib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**20:,.1f} MiB"
+
+
 def check_parity(config: RunConfig) -> Finding:
     """The trainer gives the engine's tokens the engine's logprobs: the step-0 mismatch KL is rounding."""
     import numpy as np
@@ -142,12 +172,13 @@ CHECKS: dict[str, Callable[[RunConfig], Finding]] = {
     "model": check_model,
     "tokenizer": check_tokenizer,
     "budgets": check_budgets,
+    "memory": check_memory,
     "parity": check_parity,
     "resume": check_resume,
 }
 """Every check by name, in the order in which they run."""
 
-DEFAULT_CHECKS = ("config", "model", "tokenizer", "budgets", "parity")
+DEFAULT_CHECKS = ("config", "model", "tokenizer", "budgets", "memory", "parity")
 """What runs without `--check`: everything but `resume`, which trains."""
 
 

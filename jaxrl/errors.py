@@ -1,19 +1,23 @@
-"""Every exception that jaxrl raises on purpose, in one tree.
+"""What goes wrong in a run, in one tree: every exception that a user, a caller or a log may meet.
 
     JaxrlError
-    |-- ConfigError (ValueError)            the user's configuration is wrong; raised before any device or socket is touched
+    |-- ConfigError (ValueError)            the user's configuration is wrong; raised before anything is trained
     |-- ModelLoadError (ValueError)         a model directory, tokenizer or weight file cannot be used
-    |-- SampleError (ValueError)            one rollout's tokens or streams break a contract; the rollout is marked, the run goes on
+    |-- SampleError (ValueError)            one rollout's tokens or streams break a contract; the run goes on
     |-- PackingError (ValueError)           samples cannot be packed into the configured shapes
+    |-- TransportError (ValueError)         bytes that came from the other arm are not the message that was expected
     |-- EngineError (RuntimeError)          the engine refused or lost a request
     |   `-- PromptTooLongError (ValueError) a prompt leaves no room for one generated token
     |-- EnvError (RuntimeError)             an environment broke its own contract
+    |-- GraderError (RuntimeError)          a reward function raised, or gave something that is no reward
     |-- DeadlineError (TimeoutError)        a named wait ran past its deadline
     |-- CheckpointError (RuntimeError)      a checkpoint could not be written, found or restored
     `-- RunFailedError (RuntimeError)       the run cannot go on; says what was saved and how to resume
 
-Each class also is the standard-library exception that it refines, so callers may catch either. A failing rollout is data
-(`types.rollout.Failure`), not one of these: only the boundary that plays a rollout turns an exception into a `Failure`.
+Each class also is the standard-library exception that it refines, so callers may catch either. A failing rollout is
+data (`types.rollout.Failure`), not one of these: the boundaries that play and score rollouts turn exceptions into
+`Failure`s. A function that is called with senseless arguments raises a plain ValueError or asserts: that is a bug of
+the caller, and no part of a run.
 """
 
 
@@ -37,6 +41,10 @@ class PackingError(JaxrlError, ValueError):
     """Samples cannot be packed into the configured static shapes, or a packed batch breaks an invariant."""
 
 
+class TransportError(JaxrlError, ValueError):
+    """Bytes that came from the other arm are cut short, damaged, or another message than the one that was expected."""
+
+
 class EngineError(JaxrlError, RuntimeError):
     """The inference engine refused a request or lost it."""
 
@@ -47,6 +55,10 @@ class PromptTooLongError(EngineError, ValueError):
 
 class EnvError(JaxrlError, RuntimeError):
     """An environment broke its own contract (tasks, rewards, or the shape of a reply)."""
+
+
+class GraderError(JaxrlError, RuntimeError):
+    """A reward function raised, which is the cause then, or gave something that is no reward."""
 
 
 class DeadlineError(JaxrlError, TimeoutError):

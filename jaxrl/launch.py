@@ -53,6 +53,10 @@ from jaxrl.weights.memory import WeightStore
 STOP_DEADLINE_S = 600.0
 """How long an orderly stop may take: the running step, a checkpoint, the device thread's last call."""
 
+BATCH_DEADLINE_S = 7 * 86400.0
+"""How long the trainer waits for a batch. Playing a step and measuring the policy take as long as they take; the orchestrator bounds
+each wait of theirs, and whatever ends it wakes the trainer."""
+
 Progress = Callable[[str, float, float], None]
 """Called with a phase, how much of it is done, and how much there is."""
 
@@ -102,8 +106,8 @@ def launch(
 
     Raises:
       ConfigError, ModelLoadError: something in the configuration cannot be used; nothing was trained.
-      RunFailedError: the run cannot go on; the message says how to resume.
-      JaxrlError: the first failure of any part.
+      RunFailedError: the run cannot go on.
+      JaxrlError: the first failure of any part. If a step is saved, the log says which one and how to resume.
     """
     run_dir = config.run_dir
     _check_run_folder(run_dir, resume=resume)
@@ -112,7 +116,8 @@ def launch(
     mesh = build_mesh(config.trainer.mesh, devices)
     checkpointer = Checkpointer(run_dir / "checkpoints", config.trainer.checkpoint.keep_last, mesh)
     start_step = _step_to_resume(checkpointer) if resume else None
-    _write_config(config)
+    if start_step is None:
+        _write_config(config)
     with _logging_to(run_dir / "logs"), contextlib.ExitStack() as stack:
         monitors = MonitorSet(
             run_dir,
@@ -126,9 +131,11 @@ def launch(
         arm = stack.enter_context(array_arm(config, renderer, mesh, monitors.progress, checkpointer, start_step))
         monitors.status("")
         stack.enter_context(_start_up_is_permanent())
+        stack.enter_context(_saying_how_to_resume(checkpointer, run_dir))
         done = asyncio.run(_train(config, arm, checkpointer, renderer, train, heldout, monitors, stop_after))
     if done < config.run.max_steps:
-        logging.getLogger(__name__).warning("stopped after step %d; resume with: %s", done, _resume_command(run_dir))
+        further = f"resume with: {_resume_command(run_dir)}" if done else f"nothing was trained or saved; delete {run_dir} to start again"
+        logging.getLogger(__name__).warning("stopped after step %d; %s", done, further)
     return Outcome(run_dir, done, is_complete=done >= config.run.max_steps)
 
 
@@ -277,6 +284,8 @@ async def _train(
     )
     if arm.orchestrator_state is not None:
         orchestrator.restore(arm.orchestrator_state)
+        # Only now: a resume that is refused must leave the folder's configuration as it was.
+        _write_config(config)
     trainer = Trainer(
         arm.programs,
         arm.state,
@@ -288,7 +297,7 @@ async def _train(
         snapshot=lambda: orchestrator.snapshot(trainer.step),
         max_steps=last_step,
         start_step=arm.start_step,
-        batch_deadline_s=settings.wait_deadline_s,
+        batch_deadline_s=BATCH_DEADLINE_S,
     )
     with _ctrl_c(orchestrator.request_stop, monitors):
         training = _in_thread(trainer.run, "trainer")
@@ -371,10 +380,13 @@ def _in_thread(call: Callable[[], None], name: str) -> Future[None]:
 
 async def _settle(training: Future[None]) -> None:
     """Wait for the trainer to end; its own failure has reached the orchestrator through the channel already."""
+    timer = asyncio.timeout(STOP_DEADLINE_S)
     try:
-        async with asyncio.timeout(STOP_DEADLINE_S):
+        async with timer:
             await asyncio.wrap_future(training)
     except TimeoutError as error:
+        if not timer.expired():  # the trainer's own failure may itself be a timeout
+            raise
         raise DeadlineError(f"the trainer did not end within {STOP_DEADLINE_S:g} s after the orchestrator did") from error
 
 
@@ -387,6 +399,7 @@ def _ctrl_c(request_stop: Callable[[], None], monitors: MonitorSet) -> Iterator[
     def stop() -> None:
         nonlocal is_asked
         if is_asked:
+            monitors.abandon()
             os._exit(130)
         is_asked = True
         monitors.status("stopping: finishing the running step and saving; Ctrl-C again ends at once")
@@ -435,6 +448,17 @@ def _write_config(config: RunConfig) -> None:
 
 def _resume_command(run_dir: Path) -> str:
     return f"python -m jaxrl.train --resume {run_dir}"
+
+
+@contextlib.contextmanager
+def _saying_how_to_resume(checkpointer: Checkpointer, run_dir: Path) -> Iterator[None]:
+    """Log what is saved when training fails."""
+    try:
+        yield
+    except Exception:
+        if (step := checkpointer.latest_complete()) is not None:
+            logging.getLogger(__name__).warning("the run failed; step %d is saved; resume with: %s", step, _resume_command(run_dir))
+        raise
 
 
 @contextlib.contextmanager

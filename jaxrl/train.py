@@ -1,7 +1,7 @@
 """`python -m jaxrl.train --config FILE.toml [--any.key VALUE ...]`: train a policy, or go on with `--resume RUN_DIR`.
 
 Parses, calls `launch`, and turns the outcome into an exit code: 0 done (or stopped on request, with its state saved), 1 the run failed,
-2 the command line, the configuration or the model directory is wrong. It builds nothing itself.
+2 the command line, the configuration or the model directory is wrong, 130 Ctrl-C while there was nothing to save. It builds nothing itself.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from jaxrl.config.dump import dump_toml
 from jaxrl.config.load import load_config_aloud, parse_cli
 from jaxrl.errors import ConfigError, JaxrlError, ModelLoadError
 
-EXIT_OK, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
+EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
       argv: the command line without the program's name; None takes the process's own.
 
     Returns:
-      0, 1 or 2, as the module says.
+      0, 1, 2 or 130, as the module says.
     """
     errors = Console(stderr=True, highlight=False)
 
@@ -53,6 +53,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except JaxrlError as error:
         errors.print(f"The run failed: {error}", style="red", markup=False, soft_wrap=True)
         return EXIT_FAILED
+    except KeyboardInterrupt:  # training itself ends in order on Ctrl-C and raises nothing
+        errors.print("Interrupted outside of training; no step was lost.", style="red")
+        return EXIT_INTERRUPTED
     return EXIT_OK
 
 

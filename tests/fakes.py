@@ -200,7 +200,7 @@ class ToyEnv:
         )
 
 
-class TrainerChannel(Protocol):
+class BatchChannel(Protocol):
     """The trainer's side of a channel."""
 
     def receive(self, timeout_s: float) -> TrainBatch | None:
@@ -229,7 +229,7 @@ class FakeTrainer:
 
     def __init__(
         self,
-        channel: TrainerChannel,
+        channel: BatchChannel,
         *,
         step_s: float = 0.0,
         on_applied: Callable[[int], None] | None = None,

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from jaxrl.config.base import Section
-from jaxrl.config.load import dump_toml, load_config
+from jaxrl.config.dump import dump_toml
+from jaxrl.config.load import load_config
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = sorted((ROOT / "configs").rglob("*.toml"))

@@ -86,27 +86,15 @@ def trainable_branches(rollout: Rollout) -> list[Branch]:
 
 def _branches(rollout: Rollout, arrays: list[_NodeArrays]) -> list[Branch]:
     has_loss = [bool(a.loss_mask.any()) for a in arrays]
-    parents = {node.parent for node in rollout.nodes}
     taken: set[int] = set()
     branches: list[Branch] = []
-    for leaf in range(len(rollout.nodes)):
-        if leaf in parents:
-            continue
-        path = _path_to(rollout, leaf)
+    for leaf in rollout.leaves:
+        path = rollout.path_to(leaf)
         trained = tuple(has_loss[index] and index not in taken for index in path)
         if any(trained):
             taken.update(path)
             branches.append(Branch(path, trained))
     return branches
-
-
-def _path_to(rollout: Rollout, leaf: int) -> tuple[int, ...]:
-    path: list[int] = []
-    index: int | None = leaf
-    while index is not None:
-        path.append(index)
-        index = rollout.nodes[index].parent
-    return tuple(reversed(path))
 
 
 def _branch_sample(rollout: Rollout, branch: Branch, arrays: list[_NodeArrays]) -> TrainingSample:

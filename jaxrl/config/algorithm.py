@@ -1,4 +1,8 @@
-"""How credit is given: one config class per algorithm, told apart by `type`."""
+"""How credit is given: one config class per algorithm, told apart by `type`.
+
+Beside its settings a class says, as class variables, what a configuration can be checked for without the algorithm
+itself.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,9 @@ class GRPOConfig(Section):
     type: Literal["grpo"] = "grpo"
     """Tag of this algorithm."""
     action_loss_type: ClassVar[Literal["rl", "ce", "ref_kl"]] = "rl"
+    """The loss component that the sampled tokens feed; the algorithm's own class says the same."""
     is_group_relative: ClassVar[bool] = True
+    """True if a rollout's credit comes from comparing it with the rest of its group."""
 
 
 AlgorithmConfig = GRPOConfig

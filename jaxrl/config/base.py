@@ -1,7 +1,8 @@
 """The one base class of every configuration section.
 
-Frozen (a resolved run never changes), closed (an unknown key is an error), and documented: each field is followed by a docstring, which
-pydantic turns into the field's description. No field is Optional with a default other than None, because TOML has no null.
+Frozen (a resolved run never changes), closed (an unknown key is an error), and documented: each field is followed by a
+docstring, which pydantic turns into the field's description. No field is Optional with a default other than None,
+because TOML has no null.
 """
 
 from pydantic import BaseModel, ConfigDict

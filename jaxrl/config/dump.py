@@ -1,7 +1,7 @@
 """A configuration as documented TOML, and secrets cut out of anything that is shown or written.
 
-In: a `Section`, or any JSON-like value. Out: text that `config.load` reads back into an equal configuration, or the value without its
-secrets. It never reads a file or an environment variable.
+In: a `Section`, or any JSON-like value. Out: text that `config.load` reads back into an equal configuration, or the
+value without its secrets. It never reads a file or an environment variable.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def dump_toml(config: Section) -> str:
 def redact(value: Any, key: str = "") -> Any:
     """Return a JSON-like value with everything that looks like a secret replaced by `<redacted>`.
 
-    A string is a secret when its key is named like one (`api_key`, `HF_TOKEN`, ...), and any part of a string that has the form of a
-    known kind of credential is cut out.
+    A string is a secret when its key is named like one (`api_key`, `HF_TOKEN`, ...), and any part of a string that has
+    the form of a known kind of credential is cut out.
 
     Example:
       >>> redact({"HF_TOKEN": "abc", "max_tokens": 5, "url": "http://me:pw@host/v1"})
@@ -54,7 +54,7 @@ def one_line(text: str) -> str:
 
 
 def _toml_lines(section: Section, prefix: str) -> Iterator[str]:
-    """Yield a section's own keys, then its sub-tables: in TOML a key after a sub-table's header would belong to that."""
+    """Yield a section's own keys, then its sub-tables: a key after a sub-table's header would belong to that."""
     tables: list[tuple[str, str, Section]] = []
     for name in sorted(type(section).model_fields, key=lambda name: name != "type"):
         value, key = getattr(section, name), f"{prefix}{name}"

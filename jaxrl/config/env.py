@@ -1,4 +1,8 @@
-"""Which environments a run plays, how tokens are sampled in them, and how their tasks are picked."""
+"""Which environments a run plays, how tokens are sampled in them, and how their tasks are picked.
+
+One class per environment, told apart by `type`; an option exists only on the class where it means something. What only
+the environment itself can judge, such as the parameters of a dataset, is checked where it is built (`envs.build`).
+"""
 
 from __future__ import annotations
 
@@ -19,8 +23,9 @@ class SamplingConfig(Section):
     """Nucleus sampling; must stay 1 where the policy's tokens are trained on."""
     top_k: int = Field(default=0, ge=0)
     """Keep the k likeliest tokens, 0 keeps all; must stay 0 where the policy's tokens are trained on."""
-    min_p: float = Field(default=0.0, ge=0, le=1)
-    """Keep tokens at least this likely relative to the likeliest; must stay 0 where the policy's tokens are trained on."""
+    min_p: float = Field(default=0.0, ge=0, lt=1)
+    """Keep tokens at least this likely relative to the likeliest; must stay 0 where the policy's tokens are trained
+    on."""
     max_tokens: int = Field(default=256, ge=1)
     """Tokens of one reply at most; clamped to what is left of the window."""
     stop: list[str] = []
@@ -30,6 +35,12 @@ class SamplingConfig(Section):
     def is_truncated(self) -> bool:
         """True if the distribution is cut, so that its logprobs are of another distribution than the trainer's."""
         return self.top_p < 1.0 or self.top_k > 0 or self.min_p > 0.0
+
+    @model_validator(mode="after")
+    def _stop_strings_are_not_empty(self) -> SamplingConfig:
+        if "" in self.stop:
+            raise ValueError("`stop` holds an empty string, which would end every reply at its first token; leave it out")
+        return self
 
 
 class SequentialTasksConfig(Section):
@@ -55,7 +66,8 @@ class EnvBase(Section):
     type: str
     """Tag of the environment; each environment fixes its own."""
     name: str | None = Field(default=None, min_length=1, pattern=r"^[A-Za-z0-9_.\-]+$")
-    """Name in metrics and logs; null takes the environment's own default. Unique among the training environments."""
+    """Name in metrics and logs; null takes the environment's own default. Unique among the training environments, and
+    among those of evaluation."""
     system_prompt: str | None = None
     """A system message before the question; null sends none."""
     ratio: float = Field(default=1.0, gt=0)
@@ -93,13 +105,15 @@ class ReasoningGymEnvConfig(EnvBase):
     num_tasks: int = Field(default=1000, ge=1)
     """Items generated per tier, before equal questions are merged and the split is taken."""
     seed: int = Field(default=0, ge=0)
-    """First item seed. Item i of a tier is generated from seed + i, so two environments need seeds further apart than `num_tasks`."""
+    """First item seed. Item i of a tier is generated from seed + i, so two environments need seeds further apart than
+    `num_tasks`."""
     split: Literal["train", "heldout", "all"] = "train"
     """Which questions to keep, by a hash of the question text: `train` and `heldout` never share a text."""
     heldout_frac: float = Field(default=0.1, ge=0, lt=1)
     """Share of distinct question texts that belong to `heldout`."""
     scorer: Literal["exact_match", "dataset"] = "exact_match"
-    """`exact_match` gives 1 for exactly the answer and else 0; `dataset` is the dataset's own scorer, which may give part credit."""
+    """`exact_match` gives 1 for exactly the answer and else 0; `dataset` is the dataset's own scorer, which may give
+    part credit."""
     require_stop: bool = True
     """Under `exact_match`, a reply that was cut by the token limit is worth 0 whatever it holds."""
 

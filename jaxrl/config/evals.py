@@ -1,4 +1,7 @@
-"""When the policy is measured during training, and on what."""
+"""When the policy is measured during training, and on what.
+
+That held-out questions are not trained on can be told only from the questions: `envs.build.require_disjoint_questions`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Who generates text: the engine in this process, or an OpenAI-compatible server."""
+"""Who generates text: the engine in this process, or an OpenAI-compatible server.
+
+One class per kind, told apart by `type`. How tokens are sampled belongs to the environments (`config.env`).
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """From a TOML file and a command line to a `RunConfig`.
 
-In: a path and tokens such as `--trainer.optimizer.lr 1e-4`. Out: a validated, frozen `RunConfig`, or one `ConfigError` that lists every
-mistake with its full key, where it came from, what was expected and what to do. Unknown keys are one error whatever their source.
-Only entry points import this module; nothing here reads an environment variable, touches a device or writes a file.
+In: a path and tokens such as `--trainer.optimizer.lr 1e-4`. Out: a validated, frozen `RunConfig`, or one `ConfigError`
+that lists every mistake with its full key, where it came from, what was expected and what to do. Unknown keys are one
+error whatever their source. Only entry points import this module; nothing here reads an environment variable, touches a
+device or writes a file.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from jaxrl.config.base import Section
-from jaxrl.config.dump import dump_toml, one_line, redact
+from jaxrl.config.dump import one_line, redact
 from jaxrl.config.run import RunConfig
 from jaxrl.config.schema import (
     KeyPath,
@@ -38,8 +39,6 @@ from jaxrl.config.schema import (
     section_types,
 )
 from jaxrl.errors import ConfigError
-
-__all__ = ["CommandLine", "build_parser", "dump_toml", "load_config", "parse_cli", "redact"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +77,9 @@ def build_parser(prog: str = "python -m jaxrl.train", description: str = "Train 
 def parse_cli(argv: Sequence[str], parser: argparse.ArgumentParser | None = None) -> CommandLine:
     """Split a command line into the configuration file, configuration overrides and fixed flags.
 
-    A token is an override when its name has a dot or is a section of the configuration; everything else is the parser's. With
-    `--resume RUN_DIR` the file is `RUN_DIR/config.toml`.
+    A token is an override when its name has a dot or is a section of the configuration; everything else is the
+    parser's. With `--resume RUN_DIR` the file is `RUN_DIR/config.toml`, and the run's folder is `RUN_DIR`, wherever the
+    file says that it once was.
 
     Args:
       argv: the arguments, without the program's name.
@@ -101,8 +101,10 @@ def parse_cli(argv: Sequence[str], parser: argparse.ArgumentParser | None = None
     flags = parser.parse_args(rest)
     if (flags.config is None) == (flags.resume is None):
         parser.error("give either --config FILE.toml or --resume RUN_DIR")
-    path = flags.config if flags.config is not None else flags.resume / "config.toml"
-    return CommandLine(path, [f"--{o.key}" if o.value is None else f"--{o.key}={o.value}" for o in found], flags)
+    overrides = [f"--{o.key}" if o.value is None else f"--{o.key}={o.value}" for o in found]
+    if flags.resume is None:
+        return CommandLine(flags.config, overrides, flags)
+    return CommandLine(flags.resume / "config.toml", [f"--run.output_dir={flags.resume}", *overrides], flags)
 
 
 def load_config_aloud(path: str | Path, overrides: Sequence[str], say: Callable[[str], None]) -> RunConfig:
@@ -118,10 +120,10 @@ def load_config_aloud(path: str | Path, overrides: Sequence[str], say: Callable[
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     """Read a run's configuration from a TOML file and the command line.
 
-    The command line wins over the file. Among overrides the more specific key wins whatever their order, and of two equal keys the
-    later one. A key may be kebab-case or snake_case. List items are set by index, appended at the index after the last, or given as
-    JSON. A `type` that the command line changes drops the fields of the file that the new type does not have. A section given in part
-    keeps its parent's defaults for the rest.
+    The command line wins over the file. Among overrides the more specific key wins whatever their order, and of two
+    equal keys the later one. A key may be kebab-case or snake_case. List items are set by index, appended at the index
+    after the last, or given as JSON. A `type` that the command line changes drops the fields of the file that the new
+    type does not have. A section given in part keeps its parent's defaults for the rest.
 
     Args:
       path: a TOML file.
@@ -131,7 +133,8 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
       The validated configuration.
 
     Raises:
-      ConfigError: the file cannot be read, or any setting is unknown, of the wrong type, or inconsistent; all are listed.
+      ConfigError: the file cannot be read, or any setting is unknown, of the wrong type, or inconsistent; all are
+        listed.
     """
     source = Path(path)
     table = _read(source)
@@ -197,7 +200,7 @@ def _split(argv: Sequence[str]) -> tuple[list[Override], list[str]]:
 
 
 def _specificity(override: Override) -> tuple[int, bool]:
-    """Sort parents before children, and a `type` before its siblings, so that the siblings are those of the new type."""
+    """Sort parents before children, and a `type` before its siblings, which are then those of the new type."""
     segments = override.key.split(".")
     return len(segments), segments[-1] != "type"
 
@@ -333,7 +336,7 @@ def _explain(error: ErrorDetails, table: dict[str, Any], set_paths: list[KeyPath
 
 
 def _locate(loc: tuple[Any, ...], table: dict[str, Any]) -> tuple[KeyPath, type[Section] | None, FieldInfo | None, Any]:
-    """Walk a pydantic location, whose union tags are no keys: the path, its section and field, and the annotation there."""
+    """Walk a pydantic location, whose union tags are no keys, to its path, section, field and annotation."""
     path: KeyPath = ()
     value: Any = table
     annotation: Any = RunConfig
@@ -381,7 +384,7 @@ def _expected(annotation: Any, field: FieldInfo | None = None) -> str:
 
 
 def _nearest_key(path: KeyPath, section: type[Section] | None) -> str:
-    """Say which key was probably meant: a near name in the same section, else the same name elsewhere, else the names there are."""
+    """Say which key was probably meant: a near one in the section, else the same name elsewhere, else all there are."""
     if section is None:
         return ""
     unknown, parent = str(path[-1]), path[:-1]
@@ -400,7 +403,7 @@ def _did_you_mean(text: Any, choices: Sequence[str]) -> str:
 
 
 def _unwritable(value: Any, path: KeyPath = (), is_nested: bool = False) -> Iterator[str]:
-    """Say what the run folder's TOML copy of a configuration cannot or must not hold: null in a free table or list, and secrets."""
+    """Say what the run folder's TOML copy cannot or must not hold: null in a free table or list, and secrets."""
     if isinstance(value, dict):
         is_free = bool(path) and not section_types(annotation_at(path))
         for key, child in value.items():

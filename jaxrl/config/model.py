@@ -1,4 +1,7 @@
-"""Which policy is trained, and how an external server that serves a model is reached."""
+"""Which policy is trained, and how an external server that serves a model is reached.
+
+What is reserved for later is parsed here, so that `config.run` can say why it is refused or not used.
+"""
 
 from pydantic import Field
 
@@ -22,8 +25,8 @@ class PolicyModelConfig(Section):
     name: str
     """A Hugging Face directory on this machine (config.json, model.safetensors, tokenizer files)."""
     trust_remote_code: bool = False
-    """Reserved for tokenizers that ship code; refused while `run.allow_import_paths` is false."""
+    """Tokenizers that ship code are not run; true is refused."""
     lora: None = None
     """Low-rank adapters are not built; any value but null is refused."""
     client: ClientConfig = ClientConfig()
-    """How an external policy server is reached; unused by the embedded engine."""
+    """How an external policy server is reached; the embedded engine has none, and setting it then is a warning."""

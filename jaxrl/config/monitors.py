@@ -1,4 +1,7 @@
-"""What a run shows and writes besides its checkpoints. `metrics.jsonl` is always on."""
+"""What a run shows and writes besides its checkpoints.
+
+`metrics.jsonl` and `environment.json` have no switch: a run without its record would be worth nothing.
+"""
 
 from jaxrl.config.base import Section
 

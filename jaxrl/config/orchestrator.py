@@ -1,8 +1,12 @@
-"""What is played, how it is credited, and how far generation may run ahead of training."""
+"""What is played, how it is credited, and how far generation may run ahead of training.
+
+Checked here: what environments, batch sizes, filters and token sampling must be to each other. What crosses to the
+engine or the trainer is checked in `config.run`.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field, model_validator
 
@@ -22,7 +26,7 @@ class ZeroAdvantageFilterConfig(Section):
     """True drops what matches; False only counts it."""
 
 
-FilterConfig = Annotated[ZeroAdvantageFilterConfig, Field()]
+FilterConfig = ZeroAdvantageFilterConfig
 
 
 class TrainSectionConfig(Section):
@@ -52,8 +56,8 @@ class OrchestratorConfig(Section):
     token_batch_size: int | None = Field(default=None, ge=1)
     """Or: tokens per step; groups are taken until their tokens reach it."""
     max_async_level: int | None = Field(default=None, ge=0)
-    """Steps that generation may run ahead of training. Null means 0 (synchronous, exactly resumable) when the engine shares the trainer's
-    devices, else 1."""
+    """Steps that generation may run ahead of training. Null means 0 (synchronous, exactly resumable) when the engine
+    shares the trainer's devices, else 1."""
     max_staleness_steps: int = Field(default=8, ge=0)
     """A group whose oldest token is further behind than this when its step ships is dropped as stale."""
     max_inflight_groups: int | None = Field(default=None, ge=1)
@@ -67,7 +71,7 @@ class OrchestratorConfig(Section):
     max_empty_batches: int = Field(default=10, ge=1)
     """The run stops after this many batch-equivalents in a row gave nothing to train on."""
     wait_deadline_s: float = Field(default=1800.0, gt=0)
-    """Deadline of the orchestrator's own waits (a new policy version, the trainer's report, a batch)."""
+    """Deadline of the orchestrator's own waits (a new policy version, the trainer's report, room for a batch)."""
 
     @model_validator(mode="after")
     def _is_consistent(self) -> OrchestratorConfig:

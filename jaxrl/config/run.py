@@ -1,20 +1,21 @@
 """The root of a run's configuration, and the checks that cross its sections.
 
-Built by `jaxrl.config.load` from TOML and the command line, or directly in Python. Every cross-section check happens here, before
-any device or socket is touched.
+Built by `jaxrl.config.load` from TOML and the command line, or directly in Python. Every cross-section check happens
+here, before any device or socket is touched.
 """
 
 from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from pydantic import Field, model_validator
 
 from jaxrl.config.base import Section
 from jaxrl.config.env import env_name
 from jaxrl.config.inference import EmbeddedInferenceConfig, InferenceConfig
+from jaxrl.config.model import ClientConfig
 from jaxrl.config.monitors import MonitorsConfig
 from jaxrl.config.orchestrator import OrchestratorConfig
 from jaxrl.config.trainer import CosineScheduleConfig, LinearScheduleConfig, TrainerConfig
@@ -32,7 +33,7 @@ class RunSection(Section):
     max_steps: int = Field(default=100, ge=1)
     """Optimizer steps of the whole run, resumed parts included."""
     allow_import_paths: bool = True
-    """False refuses every import path in the configuration: the setting for hosted use."""
+    """False refuses every import path in the configuration: the setting for hosted use. No setting takes one yet."""
 
 
 class RunConfig(Section):
@@ -62,9 +63,16 @@ class RunConfig(Section):
 
     @property
     def async_level(self) -> int:
-        """Steps that generation may run ahead; the embedded engine shares the trainer's devices, so its default is 0."""
+        """Steps that generation may run ahead; by default 0, since the embedded engine shares the trainer's devices."""
         level = self.orchestrator.max_async_level
         return 0 if level is None else level
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_one_run(cls, table: Any) -> Any:
+        if isinstance(table, dict) and isinstance(table.get("run"), list):
+            raise ValueError("`run` is a list: a trainer trains one run; start a process for each, with a configuration of its own")
+        return table
 
     @model_validator(mode="after")
     def _policy_server_is_supported(self) -> Self:
@@ -72,6 +80,19 @@ class RunConfig(Section):
             raise ValueError(
                 "`inference.type`='openai' as the policy is not supported: new weights cannot yet be loaded into an external "
                 "server, so it would go on sampling from the first policy; use `inference.type`='embedded'"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _model_settings_are_supported(self) -> Self:
+        model = self.orchestrator.model
+        if model.trust_remote_code:
+            raise ValueError("`orchestrator.model.trust_remote_code`=true is not supported: code that ships with a tokenizer is never run")
+        if model.client != ClientConfig():
+            warnings.warn(
+                "`orchestrator.model.client` is not used: it says how an external policy server is reached, and "
+                "`inference.type`='embedded' has none; leave it out",
+                stacklevel=2,
             )
         return self
 

@@ -1,7 +1,8 @@
 """What a key of the configuration may hold, read off the section classes: alternatives, items, defaults, paths.
 
-In: annotations of `Section` fields and the plain tables of a TOML file. Out: which section class a table will be read as, and what a
-part-written table inherits. It is the schema that `config.load` walks; it neither parses text nor words an error.
+In: annotations of `Section` fields and the plain tables of a TOML file. Out: which section class a table will be read
+as, and what a part-written table inherits. It is the schema that `config.load` walks; it neither parses text nor words
+an error.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ def with_default_type(field: FieldInfo, table: dict[str, Any]) -> dict[str, Any]
 
 
 def fill_inherited(section: type[Section], table: dict[str, Any]) -> None:
-    """Complete tables that are given in part with what their field's default sets, so that naming one key does not reset its neighbours."""
+    """Complete tables given in part with what their field's default sets: naming one key resets no neighbour."""
     for name, field in section.model_fields.items():
         value = table.get(name)
         if isinstance(value, dict) and section_types(field.annotation):

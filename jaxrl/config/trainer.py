@@ -1,6 +1,7 @@
 """What one optimizer step is: mesh, micro-batch shape, loss, optimizer, schedule and checkpoints.
 
-Also the home of the mesh axis names: every PartitionSpec and psum in the package spells an axis through these constants.
+Also the home of the mesh axis names: every PartitionSpec and psum in the package spells an axis through these
+constants. Nothing here knows the model or the devices; whether a mesh fits them is `models.mesh`' question.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ class ConstantScheduleConfig(Section):
 
 
 class LinearScheduleConfig(Section):
-    """Warm-up, stable, linear decay; the last step uses exactly `min_lr`."""
+    """Warm-up, stable, linear decay; the last step uses exactly `min_lr` (or 1e-8 of the peak when that is 0)."""
 
     type: Literal["linear"] = "linear"
     """Tag of this schedule."""

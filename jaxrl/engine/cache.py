@@ -1,10 +1,11 @@
 """What the engine keeps on the device between ticks, the key-value cache, and the three programs that touch it.
 
-Weights and every setting that a user may vary are arguments: only the model's shape, the number of slots, the window and the prompt
-buckets are compiled in, and engines of equal shapes share the compiled programs. The cache is donated to each program that changes
-it. Nothing here decides which request goes where.
+Weights and every setting that a user may vary are arguments: only the model's shape, the number of slots, the window
+and the prompt buckets are compiled in, and engines of equal shapes share the compiled programs. The cache is donated to
+each program that changes it. Nothing here decides which request goes where.
 
-Shape letters: S slots, W window, R prefill rows, T bucket length, N insertions, V vocabulary, Q decode steps of one call.
+Shape letters: S slots, W window, R prefill rows, T bucket length, N insertions, V vocabulary, Q decode steps of one
+call.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ def insert_prompts(cache: KVCache, prompt_kv: KVCache, rows_N: jax.Array, slots_
     Returns:
       The cache with columns 0..T-1 of the given slots replaced.
     """
+    chex.assert_rank([rows_N, slots_N], 1)
     chex.assert_equal_shape([rows_N, slots_N])
+    chex.assert_type([rows_N, slots_N], int)
     length = prompt_kv[0].keys.shape[2]
 
     def insert(old_SKWE: jax.Array, new_RKTE: jax.Array) -> jax.Array:
@@ -84,8 +87,8 @@ def decode_and_sample(
       num_steps: Q.
 
     Returns:
-      The cache, and [3, S, Q] int32: token ids, the bits of their float32 logprobs, near-tie flags. One array, so that a tick makes
-      one transfer to the host.
+      The cache, and [3, S, Q] int32: token ids, the bits of their float32 logprobs, near-tie flags. One array, so that
+      a tick makes one transfer to the host.
     """
 
     def step(carry: tuple[KVCache, jax.Array, jax.Array], _: None) -> tuple[tuple[KVCache, jax.Array, jax.Array], jax.Array]:

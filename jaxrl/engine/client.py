@@ -1,7 +1,7 @@
 """The in-process face of the endpoint protocol: asyncio on one side, the engine's futures on the other.
 
-Each call hands work to the engine from the event loop's thread, wakes the device thread and awaits the future. No array but the
-request's own numpy crosses; this file makes no JAX call.
+Each call hands work to the engine from the event loop's thread, wakes the device thread and awaits the future. No array
+but the request's own numpy crosses; this file makes no JAX call.
 """
 
 from __future__ import annotations
@@ -70,7 +70,15 @@ class EmbeddedEndpoint:
 
     async def score(self, token_ids: np.ndarray, temperature: float = 1.0) -> np.ndarray:
         """See `Endpoint.score`."""
-        return await self._await(self._engine.score(token_ids, temperature))
+        deadline_s = self._engine.config.request_deadline_s + DEADLINE_GRACE_S
+        try:
+            async with asyncio.timeout(deadline_s):
+                return await self._await(self._engine.score(token_ids, temperature))
+        except TimeoutError as error:
+            raise DeadlineError(
+                f"the score of {len(token_ids)} tokens did not come within {deadline_s:g} s: the device thread is busy or stuck; "
+                f"{self._engine.describe()}"
+            ) from error
 
     async def pause(self) -> None:
         """See `Endpoint.pause`."""

@@ -1,9 +1,10 @@
 """The embedded engine: continuous batching over fixed slots, driven one tick at a time by the device thread.
 
-In go generation and scoring requests, from any thread; out come `concurrent.futures` futures. `tick` applies what was asked since
-the last one (new requests, cancels, pause, resume, new weights), prefills into free slots, and decodes every slot. New weights
-are a swap of a reference between ticks: running requests go on, keep their keys and values, and each token records the version that
-sampled it. The engine does not render chats, retry, or know where weights come from.
+In go generation and scoring requests, from any thread; out come `concurrent.futures` futures. `tick` applies what was
+asked since the last one (new requests, cancels, pause, resume, new weights), prefills into free slots, and decodes
+every slot. New weights are a swap of a reference between ticks: running requests go on, keep their keys and values, and
+each token records the version that sampled it. The engine does not render chats, retry, or know where weights come
+from.
 
 | what waits               | for what                                         | ends by                          |
 |--------------------------|--------------------------------------------------|----------------------------------|
@@ -41,8 +42,8 @@ COUNTS = ("ticks", "decode_steps", "generated_tokens", "prefill_calls", "prefill
 class Engine:
     """Generates and scores with one policy version at a time.
 
-    `tick`, `has_work` and `warm_up` belong to the device thread, and so does building one; everything else may be called from any thread
-    and takes effect in the next tick, in the order of the calls.
+    `tick`, `has_work` and `warm_up` belong to the device thread, and so does building one; everything else may be
+    called from any thread and takes effect in the next tick, in the order of the calls.
     """
 
     def __init__(
@@ -77,7 +78,8 @@ class Engine:
         cache = init_cache(spec, config.num_slots, config.max_model_len, decode_params.embed_VD.dtype)
         self._cache = jax.device_put(cache, self._device)
         self._buckets = bucket_lengths(config.min_prefill_bucket, config.max_model_len)
-        # Every second one: scores are rarer than prompts, and each bucket is one more program to compile before the first request.
+        # Every second one: scores are rarer than prompts, and each bucket is one more program to compile before the
+        # first request.
         self._score_buckets = self._buckets[::-2][::-1]
         self._slots = SlotTable(config.num_slots, config.max_model_len)
         self._scheduler: Scheduler[Ticket] = Scheduler(config.num_slots)
@@ -94,8 +96,9 @@ class Engine:
           request: prompt and settings; its id must not be in use.
 
         Returns:
-          A future of the generation, or of why there is none: `PromptTooLongError`, `EngineError` (senseless settings, an id in
-          use, logits that are not finite, a failed engine) or `DeadlineError`. The future itself cannot be cancelled: call `cancel`.
+          A future of the generation, or of why there is none: `PromptTooLongError`, `EngineError` (senseless settings,
+          an id in use, logits that are not finite, a failed engine) or `DeadlineError`. The future itself cannot be
+          cancelled: call `cancel`.
         """
         future = running_future()
         refusal = self._failed() or why_not_generate(
@@ -119,7 +122,8 @@ class Engine:
           temperature: > 0; the logits are divided by it.
 
         Returns:
-          A future of [L] float32 logprobs, each token given those before it; index 0 is 0.0. Fails with `EngineError` on bad arguments.
+          A future of [L] float32 logprobs, each token given those before it; index 0 is 0.0. Fails with `EngineError`
+          on bad arguments.
         """
         future, token_ids = running_future(), np.array(token_ids, np.int32)
         refusal = self._failed() or why_not_score(token_ids, temperature, window=self.config.max_model_len, vocab_size=self.spec.vocab_size)
@@ -281,7 +285,7 @@ class Engine:
         self.version = version
 
     def _oldest_expired(self) -> Ticket | None:
-        """Return the oldest ticket if its deadline has passed; all have the same allowance, so no other can be earlier."""
+        """Return the oldest ticket if its deadline has passed; all have the same allowance, so no other is earlier."""
         oldest = next(iter(self._tickets.values()), None)
         return oldest if oldest is not None and oldest.deadline_s <= self._clock() else None
 

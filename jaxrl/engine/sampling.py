@@ -1,8 +1,9 @@
 """Picking the next token of every slot from its logits, with settings that are arrays, never compiled-in constants.
 
-In: [S, V] float32 logits, the absolute position of the token to be sampled, and per-slot settings. Out: token ids, logprobs under
-the distribution that was sampled from, and a flag where rounding could have picked another token. A token's noise depends on
-nothing but its request's seed, its position and its id, so text does not depend on the slot or on the rest of the batch.
+In: [S, V] float32 logits, the absolute position of the token to be sampled, and per-slot settings. Out: token ids,
+logprobs under the distribution that was sampled from, and a flag where rounding could have picked another token. A
+token's noise depends on nothing but its request's seed, its position and its id, so text does not depend on the slot or
+on the rest of the batch.
 
 Shape letters: S slots, V vocabulary.
 """
@@ -49,10 +50,10 @@ class Sampled(NamedTuple):
 def sample_tokens(logits_SV: jax.Array, position_ids_S: jax.Array, sampling: SamplingArrays) -> Sampled:
     """Sample one token per slot by the Gumbel-max rule.
 
-    The logits are divided by the temperature, truncated by min-p, top-k and top-p in this order, and perturbed with Gumbel noise;
-    the largest wins, which is an exact draw from the softmax. `logprobs` is of that tempered, truncated and renormalised
-    softmax. At temperature 0 the largest logit wins, nothing is truncated, and the logprob is the one at temperature 1, since that of a
-    point mass says nothing. Equal values go to the lower token id.
+    The logits are divided by the temperature, truncated by min-p, top-k and top-p in this order, and perturbed with
+    Gumbel noise; the largest wins, which is an exact draw from the softmax. `logprobs` is of that tempered, truncated
+    and renormalised softmax. At temperature 0 the largest logit wins, nothing is truncated, and the logprob is the one
+    at temperature 1, since that of a point mass says nothing. Equal values go to the lower token id.
 
     Args:
       logits_SV: [S, V] float32.
@@ -65,7 +66,9 @@ def sample_tokens(logits_SV: jax.Array, position_ids_S: jax.Array, sampling: Sam
     Reference: Maddison et al. 2014, A* Sampling, https://arxiv.org/abs/1411.0030, section 2.
     """
     chex.assert_rank([logits_SV, position_ids_S], [2, 1])
-    chex.assert_type(logits_SV, jnp.float32)
+    chex.assert_type([logits_SV, position_ids_S], [jnp.float32, int])
+    per_slot = [position_ids_S, sampling.temperature_S, sampling.top_k_S, sampling.top_p_S, sampling.min_p_S]
+    chex.assert_shape(per_slot, logits_SV.shape[:1])
     num_tokens = logits_SV.shape[1]
     is_greedy_S = sampling.temperature_S == 0
     scaled_SV = logits_SV / jnp.where(is_greedy_S, 1.0, sampling.temperature_S)[:, None]
@@ -93,8 +96,8 @@ def sample_tokens(logits_SV: jax.Array, position_ids_S: jax.Array, sampling: Sam
 def gumbel_noise(seed_S2: jax.Array, position_ids_S: jax.Array, num_tokens: int) -> jax.Array:
     """Return [S, num_tokens] float32 standard Gumbel noise, a pure function of (seed, position, token id).
 
-    Counter-based: the seed is the key of a Threefry-2x32 block cipher and (position, token id) its counter, so every position of
-    every request has a stream of its own and no state is carried.
+    Counter-based: the seed is the key of a Threefry-2x32 block cipher and (position, token id) its counter, so every
+    position of every request has a stream of its own and no state is carried.
 
     Args:
       seed_S2: [S, 2] uint32.
@@ -106,7 +109,9 @@ def gumbel_noise(seed_S2: jax.Array, position_ids_S: jax.Array, num_tokens: int)
 
     Reference: Salmon et al. 2011, Parallel Random Numbers: As Easy as 1, 2, 3.
     """
+    chex.assert_rank([seed_S2, position_ids_S], [2, 1])
     chex.assert_shape(seed_S2, (position_ids_S.shape[0], 2))
+    chex.assert_type([seed_S2, position_ids_S], [jnp.uint32, int])
     num_blocks = -(-num_tokens // 2)
 
     def bits_of_slot(seed_2: jax.Array, position_id: jax.Array) -> jax.Array:
@@ -115,7 +120,8 @@ def gumbel_noise(seed_S2: jax.Array, position_ids_S: jax.Array, num_tokens: int)
         return threefry_2x32((seed_2[0], seed_2[1]), counters)[:num_tokens]
 
     bits_SV = jax.vmap(bits_of_slot)(seed_S2, position_ids_S)
-    # The half step keeps u above 0, and `log1p(-u)` keeps full precision there: a small u is a large Gumbel value, which is what wins.
+    # The half step keeps u above 0, and `log1p(-u)` keeps full precision there: a small u is a large Gumbel value,
+    # which is what wins.
     uniform_SV = (bits_SV.astype(jnp.float32) + 0.5) * jnp.float32(2**-32)
     exponential_SV = -jnp.log1p(-jnp.minimum(uniform_SV, jnp.float32(1 - 2**-24)))
     return -jnp.log(exponential_SV)
@@ -124,8 +130,9 @@ def gumbel_noise(seed_S2: jax.Array, position_ids_S: jax.Array, num_tokens: int)
 def kept_tokens(scaled_SV: jax.Array, sampling: SamplingArrays) -> jax.Array:
     """Say which tokens survive min-p, then top-k, then top-p (each on what the one before left, renormalised).
 
-    Min-p keeps tokens at least `min_p` times as likely as the likeliest. Top-p keeps the shortest prefix, likeliest first, whose mass
-    reaches `top_p`. The likeliest token always survives; of equally likely ones the lower id comes first.
+    Min-p keeps tokens at least `min_p` times as likely as the likeliest. Top-p keeps the shortest prefix, likeliest
+    first, whose mass reaches `top_p`. The likeliest token always survives; of equally likely ones the lower id comes
+    first.
 
     Args:
       scaled_SV: [S, V] float32 logits divided by the temperature.
@@ -134,8 +141,12 @@ def kept_tokens(scaled_SV: jax.Array, sampling: SamplingArrays) -> jax.Array:
     Returns:
       [S, V] bool.
 
-    Reference: Holtzman et al. 2020, https://arxiv.org/abs/1904.09751 (top-p); Nguyen et al. 2024, https://arxiv.org/abs/2407.01082 (min-p).
+    Reference: Holtzman et al. 2020, https://arxiv.org/abs/1904.09751 (top-p); Nguyen et al. 2024,
+      https://arxiv.org/abs/2407.01082 (min-p).
     """
+    chex.assert_rank(scaled_SV, 2)
+    chex.assert_type(scaled_SV, float)
+    chex.assert_shape([sampling.top_k_S, sampling.top_p_S, sampling.min_p_S], scaled_SV.shape[:1])
     num_slots, num_tokens = scaled_SV.shape
     ranks_1V = jnp.arange(num_tokens)[None, :]
     order_SV = jnp.argsort(-scaled_SV, axis=1, stable=True)

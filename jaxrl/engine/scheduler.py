@@ -1,7 +1,7 @@
-"""Which waiting request gets which slot, and which prompts are prefilled together: plain Python and numpy, first in, first out.
+"""Which waiting request gets which slot, and which prompts are prefilled together: first in, first out.
 
-In go tickets (requests with their futures, opaque here) and prompts; out come slot assignments and `PrefillCall`s of a closed
-set of shapes. Nothing here touches a device or looks at a sampled token.
+In go tickets (requests with their futures, opaque here) and prompts; out come slot assignments and `PrefillCall`s of a
+closed set of shapes. Nothing here touches a device or looks at a sampled token.
 
 Shape letters: R prefill rows, T bucket length, N insertions (one per slot at most).
 """
@@ -62,9 +62,10 @@ class PrefillCall:
 def plan_prefills(prompts: Sequence[tuple[int, np.ndarray]], *, buckets: Sequence[int], num_rows: int, num_slots: int) -> list[PrefillCall]:
     """Arrange prompts into calls of fixed shapes.
 
-    The last token of a prompt is left out: the first decode step feeds it, so that every token is sampled by one program. Equal prompts
-    are computed once and copied to each of their slots (the members of a group mostly arrive together). A prompt's bucket depends
-    on its own length only, so that its keys are the same whatever else is in the call.
+    The last token of a prompt is left out: the first decode step feeds it, so that every token is sampled by one
+    program. Equal prompts are computed once and copied to each of their slots (the members of a group mostly arrive
+    together). A prompt's bucket depends on its own length only, so that its keys are the same whatever else is in the
+    call.
 
     Args:
       prompts: slot and [P] int32 token ids of each prompt, at most one per slot.
@@ -116,11 +117,6 @@ class Scheduler(Generic[T]):
     def num_waiting(self) -> int:
         """Tickets without a slot."""
         return len(self._waiting)
-
-    @property
-    def waiting(self) -> list[T]:
-        """Tickets without a slot, the longest-waiting one first."""
-        return list(self._waiting.values())
 
     def add(self, key: str, ticket: T) -> None:
         """Put a ticket at the end of the queue under a key that is unique among waiting ones."""

@@ -1,7 +1,7 @@
-"""The host's book of slots: what to feed each one next, what it has sampled, and when it must stop; numpy, whole ticks at a time.
+"""The host's book of slots, in numpy: what to feed each one next, what it has sampled, and when it must stop.
 
-`SlotTable.open` writes a request into a slot, `take` books the tokens of one decode call for all slots at once and says which
-slots are done. Stop strings need text and are not looked for here.
+`SlotTable.open` writes a request into a slot, `take` books the tokens of one decode call for all slots at once and says
+which slots are done. Stop strings need text and are not looked for here.
 
 Shape letters: S slots, W window, Q decode steps of one call, A active slots, M stop ids.
 """
@@ -89,7 +89,7 @@ class SlotTable:
         self.is_active_S[slot] = True
 
     def close(self, slot: int) -> None:
-        """Stop decoding in a slot. Its settings become the neutral ones, so that an empty slot never asks for a sort."""
+        """Stop decoding in a slot, and make its settings neutral, so that an empty slot never asks for a sort."""
         self.is_active_S[slot] = False
         self.token_ids_S[slot] = self.position_ids_S[slot] = 0
         self.temperature_S[slot] = self.top_p_S[slot] = 1.0

@@ -1,7 +1,8 @@
 """What an environment is: a finite list of task specs and a way to play one.
 
-An environment plays through a `Session`, which records every token of the rollout; it returns an `Outcome` and never touches tokens itself.
-A reward is a finite number or None (not scored). Raising is allowed: `envs.play` turns it into a `Failure` on the rollout.
+An environment plays through a `Session`, which records every token of the rollout; it returns an `Outcome` and never
+touches tokens itself. A reward is a finite number or None (not scored). Raising is allowed: `envs.play` turns it into a
+`Failure` on the rollout.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ Message = Mapping[str, str]
 """`{"role": ..., "content": ...}`."""
 
 TaskSpec = dict[str, Any]
-"""The JSON value of one task. Keys that the rest of the system reads: `id` (str, stable, unique in its list) and, where there are any,
-`difficulty` and `group`. The rest belongs to the environment."""
+"""The JSON value of one task. Keys that the rest of the system reads: `id` (str, stable, unique in its list) and, where
+there are any, `difficulty` and `group`. The rest belongs to the environment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +38,13 @@ class Outcome:
     reward: float | None
     """None when the environment cannot score it."""
     stop_reason: str = "done"
+    """Why the rollout ended, in the environment's words."""
     is_truncated: bool = False
+    """True if a token or turn limit cut the rollout."""
     metrics: Mapping[str, float] = field(default_factory=dict)
+    """Finite numbers to keep with the rollout."""
     info: Mapping[str, Any] = field(default_factory=dict)
-
-
-class GraderError(Exception):
-    """Raised around a reward function's own exception, so that the failure is filed under `grader`."""
+    """What else algorithms and logs are told; JSON-like."""
 
 
 class Session(Protocol):

@@ -1,4 +1,4 @@
-"""The one place where an exception of a rollout becomes data.
+"""Plays one rollout, and turns whatever is raised meanwhile into data.
 
 In: an environment, a rollout with its session, a deadline. Out: the rollout with a reward, or with a `Failure` that
 says at which boundary it broke (policy, env, grader, timeout). Only cancellation from outside passes through. An error
@@ -14,9 +14,10 @@ import time
 
 import numpy as np
 
-from jaxrl.envs.base import Environment, GraderError, Outcome, Session
-from jaxrl.errors import DeadlineError, EngineError, EnvError, PromptTooLongError
-from jaxrl.types.rollout import Boundary, Failure, Rollout
+from jaxrl.envs.base import Environment, Outcome, Session
+from jaxrl.errors import DeadlineError, EngineError, EnvError, GraderError, PromptTooLongError
+from jaxrl.inference.endpoint import FinishReason
+from jaxrl.types import Boundary, Rollout
 
 
 async def play_rollout(env: Environment, rollout: Rollout, session: Session, deadline_s: float) -> None:
@@ -42,11 +43,10 @@ async def play_rollout(env: Environment, rollout: Rollout, session: Session, dea
             raise TimeoutError
         _write(outcome, rollout)
     except asyncio.CancelledError:
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
+        if is_cancelled_by_owner():
             raise
         _fail(rollout, Boundary.ENV, EnvError("a coroutine that the environment awaited was cancelled"))
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # an environment that runs a policy's text may meet an `exit()` in it
         if deadline.expired():
             late = DeadlineError(f"rollout of env {rollout.env_name!r}, task {rollout.task.id!r} took more than {deadline_s:g} s")
             _fail(rollout, Boundary.TIMEOUT, late)
@@ -56,7 +56,16 @@ async def play_rollout(env: Environment, rollout: Rollout, session: Session, dea
         rollout.duration_s = time.monotonic() - started
 
 
-def _boundary_of(error: Exception) -> tuple[Boundary, BaseException]:
+def is_cancelled_by_owner() -> bool:
+    """Say whether the current task was asked to end, as opposed to awaiting something that somebody else cancelled.
+
+    Without the difference, a request that its endpoint cancelled would end a rollout silently, and its group never.
+    """
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
+
+
+def _boundary_of(error: BaseException) -> tuple[Boundary, BaseException]:
     """Say where an exception belongs, and which exception to show."""
     if isinstance(error, GraderError):
         return Boundary.GRADER, error.__cause__ or error
@@ -66,8 +75,7 @@ def _boundary_of(error: Exception) -> tuple[Boundary, BaseException]:
 
 
 def _fail(rollout: Rollout, boundary: Boundary, error: BaseException) -> None:
-    rollout.reward = None
-    rollout.failure = Failure(boundary=boundary, type=type(error).__name__, message=str(error))
+    rollout.fail(boundary, error)
     rollout.stop_reason = "prompt_too_long" if isinstance(error, PromptTooLongError) else str(boundary)
     rollout.is_truncated = isinstance(error, PromptTooLongError)
 
@@ -89,7 +97,7 @@ def _write(outcome: Outcome, rollout: Rollout) -> None:
         )
     rollout.reward = reward
     rollout.stop_reason = outcome.stop_reason
-    rollout.is_truncated = outcome.is_truncated or any(node.finish_reason == "length" for node in rollout.nodes[-1:])
+    rollout.is_truncated = outcome.is_truncated or any(node.finish_reason == FinishReason.LENGTH for node in rollout.nodes[-1:])
     rollout.metrics.update(metrics)
     rollout.info.update(outcome.info)
 

@@ -37,7 +37,8 @@ def reasoning_gym_environment(config: ReasoningGymEnvConfig) -> SingleTurnEnviro
         `exact_match` is asked of a dataset that has no single answer.
 
     Example:
-      >>> config = ReasoningGymEnvConfig(dataset="chain_sum", parameters={"max_terms": 2, "max_digits": 1}, num_tasks=1, split="all")
+      >>> parameters = {"max_terms": 2, "max_digits": 1}
+      >>> config = ReasoningGymEnvConfig(dataset="chain_sum", parameters=parameters, num_tasks=1, split="all")
       >>> env = reasoning_gym_environment(config)
       >>> env.tasks()[0]["question"]
       'State the final answer to the following arithmetic problem: 0 - 4 ='
@@ -60,7 +61,7 @@ def reasoning_gym_environment(config: ReasoningGymEnvConfig) -> SingleTurnEnviro
         )
 
     def dataset_score(spec: TaskSpec, text: str) -> float:
-        """Ask the dataset. Note: many give part credit to any reply that holds the answer's text, also to a wrong number."""
+        """Ask the dataset. Note: many give part credit to any reply that holds the answer, also to a wrong number."""
         return datasets[spec["difficulty"]].score_answer(extract_answer(text), items[spec["id"]])
 
     return SingleTurnEnvironment(
@@ -140,7 +141,8 @@ def _dataset(config: ReasoningGymEnvConfig, tier: TierConfig) -> ProceduralDatas
 
 def _registry() -> dict[str, tuple[Callable[..., ProceduralDataset], type[Any]]]:
     try:
-        # Its dependency cellpylib compares with literals by `is`, which Python remarks on when it first compiles the file.
+        # Its dependency cellpylib compares with literals by `is`, which Python remarks on when it first compiles the
+        # file.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SyntaxWarning)
             from reasoning_gym.factory import DATASETS

@@ -18,7 +18,7 @@ from jaxrl.errors import EngineError, PromptTooLongError
 from jaxrl.inference.endpoint import FinishReason, GenerateRequest, Generation, TokenSampling, sampling_seed
 from jaxrl.inference.pool import PolicyPool
 from jaxrl.inference.rendering import RenderedTurn, Renderer, RenderState
-from jaxrl.types.rollout import Node, Rollout
+from jaxrl.types import Node, Rollout
 
 
 def eval_seed_scope(env_name: str) -> str:
@@ -72,10 +72,11 @@ class PolicySession:
         request = self._request(turn)
         generation = await self._pool.generate(request)
         _check(generation, request)
-        self._record(turn, generation)
-        self._state = self._renderer.close_turn(turn, generation.token_ids)
+        self._state = await asyncio.to_thread(self._renderer.close_turn, turn, generation.token_ids)
+        text = str(self._state.messages[-1]["content"])
+        self._record(turn, generation, text)
         return Reply(
-            text=self._until_stop_string(self._renderer.reply_text(generation.token_ids)),
+            text=self._until_stop_string(text),
             is_stopped=generation.finish_reason is FinishReason.STOP,
             num_tokens=len(generation.token_ids),
         )
@@ -104,7 +105,7 @@ class PolicySession:
             ),
         )
 
-    def _record(self, turn: RenderedTurn, generation: Generation) -> None:
+    def _record(self, turn: RenderedTurn, generation: Generation, text: str) -> None:
         nodes = self._rollout.nodes
         parent = None if turn.is_fork or not nodes else len(nodes) - 1
         for message, span in zip(turn.span_messages, turn.spans, strict=True):
@@ -114,7 +115,7 @@ class PolicySession:
             Node(
                 parent=parent,
                 role="assistant",
-                content=self._renderer.reply_text(generation.token_ids),
+                content=text,
                 token_ids=np.concatenate([turn.generation_prompt, generation.token_ids]).astype(np.int32),
                 sampled=True,
                 logprobs=generation.logprobs,

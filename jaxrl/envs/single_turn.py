@@ -7,11 +7,13 @@ question is about; a world with more than one turn implements `Environment.play`
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
+import threading
 from collections.abc import Awaitable, Callable, Sequence
 
-from jaxrl.envs.base import GraderError, Outcome, Session, TaskSpec
-from jaxrl.errors import ConfigError
+from jaxrl.envs.base import Outcome, Session, TaskSpec
+from jaxrl.errors import ConfigError, GraderError
 
 Score = float | None
 
@@ -24,7 +26,7 @@ class SingleTurnEnvironment:
       tasks: the task specs; not empty, each with an `id` of its own.
       prompt: spec -> the user's message.
       score: spec, text of the reply -> a finite number, or None if it cannot be scored. May be a coroutine function; a
-        plain function runs in a worker thread, several at a time, so it must not share mutable state.
+        plain function runs in a thread of its own, several at a time, so it must not share mutable state.
       system_prompt: a system message before the question; None sends none.
       require_stop: a reply that the token limit cut is worth 0.0 without asking `score`.
 
@@ -83,7 +85,43 @@ async def _call_score(score: Callable[[TaskSpec, str], Score | Awaitable[Score]]
     try:
         if inspect.iscoroutinefunction(score):
             return await score(spec, text)
-        value = await asyncio.to_thread(score, spec, text)
+        value = await _in_own_thread(score, spec, text)
         return await value if inspect.isawaitable(value) else value
-    except Exception as error:
-        raise GraderError(f"{type(error).__name__}: {error}") from error
+    except GraderError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise _grader_error(error) from error
+
+
+async def _in_own_thread(score: Callable[[TaskSpec, str], Score | Awaitable[Score]], spec: TaskSpec, text: str) -> Score | Awaitable[Score]:
+    """Call a plain function in a daemon thread of its own.
+
+    In a pool, functions that never return would take every thread, and with them whatever else works there, and would
+    keep the process from ending.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[tuple[Score | Awaitable[Score], BaseException | None]] = loop.create_future()
+
+    def settle(value: Score | Awaitable[Score], error: BaseException | None) -> None:
+        if not done.done():
+            done.set_result((value, error))
+
+    def work() -> None:
+        value, error = None, None
+        try:
+            value = score(spec, text)
+        except BaseException as raised:
+            error = raised
+        with contextlib.suppress(RuntimeError):  # the run ended, and its loop with it, before the function returned
+            loop.call_soon_threadsafe(settle, value, error)
+
+    threading.Thread(target=work, name="score", daemon=True).start()
+    value, error = await done
+    # Raised here and not through the future, which cannot hold a StopIteration.
+    if error is not None:
+        raise _grader_error(error) from error
+    return value
+
+
+def _grader_error(error: BaseException) -> GraderError:
+    return GraderError(f"{type(error).__name__}: {error}")

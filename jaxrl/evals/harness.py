@@ -1,4 +1,4 @@
-"""One pass of the policy over an environment's tasks, with a row for every episode that was planned.
+"""One pass of the policy over an environment's tasks, with a row for every rollout that was planned.
 
 In: an environment, the policy pool, a renderer, token sampling. Out: an `EvalResult`: rows in plan order and scores
 computed from them. The version is held still meanwhile, seeds come from a scope that no training environment can have,
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from jaxrl.config.env import SamplingConfig
@@ -20,7 +20,7 @@ from jaxrl.evals.scores import score_rows
 from jaxrl.inference.pool import PolicyPool
 from jaxrl.inference.rendering import Renderer
 from jaxrl.tasks import task_id
-from jaxrl.types.rollout import Rollout, Task
+from jaxrl.types import Rollout, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +35,7 @@ class EvalResult:
     scores: dict[str, float]
     """See `score_rows`."""
     rows: list[dict[str, Any]]
-    """One JSON object per planned episode, in plan order."""
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """The scores under their metric names, `eval/<env>/<score>`."""
-        return {f"eval/{self.env_name}/{name}": value for name, value in self.scores.items()}
+    """One JSON object per planned rollout, in plan order."""
 
 
 class EnvEvalHarness:
@@ -54,11 +49,11 @@ class EnvEvalHarness:
       run_seed: `run.seed`.
       window: prompt plus reply tokens that the policy can hold.
       num_tasks: play the first so many tasks; None plays all.
-      success_threshold: an episode whose reward reaches this is a success.
-      concurrency: episodes that are played at the same time.
-      rollout_deadline_s: deadline of one episode, in seconds.
+      success_threshold: a rollout whose reward reaches this is a success.
+      concurrency: rollouts that are played at the same time.
+      rollout_deadline_s: deadline of one rollout, in seconds.
       hold_deadline_s: how long weight updates are kept waiting, in seconds.
-      on_progress: called with (episodes done, episodes planned) after each episode.
+      on_progress: called with (rollouts done, rollouts planned) after each rollout.
     """
 
     def __init__(
@@ -91,7 +86,7 @@ class EnvEvalHarness:
         self._on_progress = on_progress
 
     async def run(self, step: int) -> EvalResult:
-        """Play every planned episode once and score them. A failing episode is a row, not an exception.
+        """Play every planned rollout once and score them. A failing rollout is a row, not an exception.
 
         Args:
           step: the training step after which this is made, 0 for the base policy; a label, no part of any seed.
@@ -102,9 +97,9 @@ class EnvEvalHarness:
             rollouts = [self._plan_rollout(spec, index, step, version) for index, spec in enumerate(plan)]
             num_done = 0
             async with asyncio.TaskGroup() as group:
-                episodes = [group.create_task(self._play(rollout, free)) for rollout in rollouts]
-                for episode in asyncio.as_completed(episodes):
-                    await episode
+                playing = [group.create_task(self._play(rollout, free)) for rollout in rollouts]
+                for played in asyncio.as_completed(playing):
+                    await played
                     num_done += 1
                     if self._on_progress is not None:
                         self._on_progress(num_done, len(plan))
@@ -130,14 +125,14 @@ class EnvEvalHarness:
 
 
 def _row(rollout: Rollout, index: int, version: int) -> dict[str, Any]:
-    """Return the record of one episode: a JSON object with a reward or null, never a 0 in place of an error."""
+    """Return the record of one rollout: a JSON object with a reward or null, never a 0 in place of an error."""
     failure = rollout.failure
     return {
         "index": index,
         "task_id": rollout.task.id,
         "status": "error" if failure else "unscored" if rollout.reward is None else "ok",
         "reward": rollout.reward,
-        "error": None if failure is None else {"boundary": str(failure.boundary), "type": failure.type, "message": failure.message},
+        "error": None if failure is None else asdict(failure),
         "messages": rollout.messages(),
         "text": rollout.completion_text,
         "turns": rollout.num_turns,

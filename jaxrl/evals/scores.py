@@ -1,7 +1,7 @@
 """What a set of evaluation rows says about a policy.
 
-In: one row per planned episode, as `evals.harness` writes them. Out: scores by name, computed from the rows alone, so
-that a file of rows can be scored again. An episode that failed or has no reward is counted, never taken for a wrong
+In: one row per planned rollout, as `evals.harness` writes them. Out: scores by name, computed from the rows alone, so
+that a file of rows can be scored again. A rollout that failed or has no reward is counted, never taken for a wrong
 answer; a score of nothing is absent.
 """
 
@@ -17,17 +17,18 @@ def score_rows(rows: Sequence[Mapping[str, Any]], success_threshold: float) -> d
     """Score the rows of one evaluation of one environment.
 
     Args:
-      rows: one per planned episode; `status` is ok, unscored or error, `reward` a number where the status is ok.
-      success_threshold: an episode whose reward reaches this is a success.
+      rows: one per planned rollout; `status` is ok, unscored or error, `reward` a number where the status is ok.
+      success_threshold: a rollout whose reward reaches this is a success.
 
     Returns:
-      `n_planned`, `n_scored`, `n_error`, and `n_other_version` (episodes with a token of another version than the one
-      that was held, after a hold ran past its deadline); `success_rate` and `mean_reward` over the scored episodes;
-      `mean_completion_tokens` and `truncated_frac` over the episodes that did not fail. A mean over no episode is
+      `n_planned`, `n_scored`, `n_error`, and `n_other_version` (rollouts with a token of another version than the one
+      that was held, after a hold ran past its deadline); `success_rate` and `mean_reward` over the scored rollouts;
+      `mean_completion_tokens` and `truncated_frac` over the rollouts that did not fail. A mean over no rollout is
       absent.
 
     Example:
-      >>> row = {"status": "ok", "reward": 1.0, "completion_tokens": 3, "is_truncated": False, "version": 0, "token_versions": [0]}
+      >>> row = {"status": "ok", "reward": 1.0, "completion_tokens": 3, "is_truncated": False, "version": 0,
+      ...        "token_versions": [0]}
       >>> score_rows([row, {**row, "reward": 0.0}, {**row, "status": "error", "reward": None}], 1.0)["success_rate"]
       0.5
     """

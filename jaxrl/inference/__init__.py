@@ -1,1 +1,1 @@
-"""Talking to a policy: the endpoint protocol, the pool that routes to endpoints, sessions that record turns, and rendering."""
+"""Talking to a policy: the endpoint protocol, the pool that routes to endpoints, and messages to token ids and back."""

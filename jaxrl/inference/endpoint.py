@@ -1,7 +1,8 @@
 """The one protocol that anything which generates tokens speaks: tokens in, tokens out, with logprobs and versions.
 
 An `Endpoint` is the embedded engine's client or an HTTP server's client; environments never see one (they see an
-`envs.base.Session`). Requests and answers are plain numpy; nothing here retries, renders text or knows a policy version of its own.
+`envs.base.Session`). Requests and answers are plain numpy; nothing here retries, renders text or knows a policy version
+of its own.
 """
 
 from __future__ import annotations
@@ -30,16 +31,21 @@ class TokenSampling:
     """How one request's tokens are sampled. Frozen: a second turn cannot find the first turn's values changed."""
 
     max_tokens: int
+    """Tokens to sample at most, `>= 1`."""
     temperature: float = 1.0
     """0 takes the likeliest token."""
     top_p: float = 1.0
+    """In (0, 1]; 1 keeps all tokens."""
     top_k: int = 0
     """0 keeps all tokens."""
     min_p: float = 0.0
+    """In [0, 1); 0 keeps all tokens."""
     seed: int = 0
     """63-bit; with a token's position it fixes the token's noise, whatever else is in the batch."""
     stop_ids: tuple[int, ...] = ()
+    """Token ids that end the reply; the one that did is among the returned tokens."""
     stop: tuple[str, ...] = ()
+    """Strings that end the reply; the tokens that hold one are among the returned tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +53,11 @@ class GenerateRequest:
     """One prompt to continue."""
 
     request_id: str
+    """Unique among the endpoint's live requests."""
     token_ids: np.ndarray
     """[P] int32, P >= 1."""
     sampling: TokenSampling
+    """How its tokens are sampled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +67,12 @@ class Generation:
     token_ids: np.ndarray
     """[N] int32, the sampled stop id included."""
     logprobs: np.ndarray
-    """[N] float32 under the distribution that was sampled from (after temperature and truncation)."""
+    """[N] float32 under the distribution that was sampled from (after temperature and truncation); under that of
+    temperature 1 where `temperature` is 0, since the logprob of a point mass says nothing."""
     versions: np.ndarray
     """[N] int32, the policy version that sampled each token."""
     finish_reason: FinishReason
+    """Why it ended."""
     text: str = ""
     """The decoded tokens up to a stop string or without the stop id, for people."""
 
@@ -72,10 +82,15 @@ class EndpointHealth:
     """What an endpoint says of itself."""
 
     is_ready: bool
+    """True if it takes requests."""
     version: int
+    """The policy version that it serves; -1 if it does not answer."""
     num_running: int = 0
+    """Requests that are being decoded."""
     num_waiting: int = 0
+    """Requests that wait for a place."""
     detail: dict[str, float] = field(default_factory=dict)
+    """Whatever else it counts, by name."""
 
 
 @runtime_checkable
@@ -122,8 +137,8 @@ class Endpoint(Protocol):
 def sampling_seed(run_seed: int, env_name: str, draw_index: int, member: int, turn: int) -> int:
     """Return the 63-bit seed of one turn's token stream.
 
-    Two turns of a run never share a stream (up to hash collisions), and a task that is drawn again is sampled anew because its
-    draw index differs. Token t of the reply is then sampled with the seed and the absolute position of t.
+    Two turns of a run never share a stream (up to hash collisions), and a task that is drawn again is sampled anew
+    because its draw index differs. Token t of the reply is then sampled with the seed and the absolute position of t.
 
     Args:
       run_seed: `run.seed`.

@@ -18,8 +18,8 @@ import numpy as np
 from jaxrl.errors import DeadlineError, EngineError, JaxrlError
 from jaxrl.inference.endpoint import Endpoint, EndpointHealth, GenerateRequest, Generation
 
-_log = logging.getLogger(__name__)
-_T = TypeVar("_T")
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class PolicyPool:
@@ -59,7 +59,7 @@ class PolicyPool:
         return await self._on_least_loaded("generate", lambda endpoint: endpoint.generate(request))
 
     async def score(self, token_ids: np.ndarray, temperature: float = 1.0) -> np.ndarray:
-        """Return [L] float32 logprobs of [L] tokens under the policy, 0.0 for the first; raises what `generate` raises."""
+        """Return [L] float32 logprobs of [L] tokens under the policy, 0.0 for the first; raises as `generate` does."""
         return await self._on_least_loaded("score", lambda endpoint: endpoint.score(token_ids, temperature))
 
     async def update(self, version: int) -> None:
@@ -115,14 +115,14 @@ class PolicyPool:
         answers = await asyncio.gather(*(endpoint.health() for endpoint in self._endpoints), return_exceptions=True)
         for answer in answers:
             if isinstance(answer, BaseException):
-                _log.warning("an endpoint of the policy pool does not answer `health`: %r", answer)
+                logger.warning("an endpoint of the policy pool does not answer `health`: %r", answer)
         return [EndpointHealth(is_ready=False, version=-1) if isinstance(a, BaseException) else a for a in answers]
 
     async def close(self) -> None:
         """Close every endpoint, also when one of them fails to close; then raise the first failure."""
         await self._on_all("close", lambda endpoint: endpoint.close())
 
-    async def _on_least_loaded(self, what: str, call: Callable[[Endpoint], Awaitable[_T]]) -> _T:
+    async def _on_least_loaded(self, what: str, call: Callable[[Endpoint], Awaitable[T]]) -> T:
         index = min(range(len(self._endpoints)), key=self._outstanding.__getitem__)
         self._outstanding[index] += 1
         try:
@@ -159,7 +159,7 @@ class PolicyPool:
                     self._released.clear()
                     await self._released.wait()
         except TimeoutError:
-            _log.warning(
+            logger.warning(
                 "policy version %d has been held past its deadline by %s; version %d is loaded now, so the rest of that work runs on it",
                 self._version,
                 ", ".join(sorted({holder for holder, _ in self._holders.values()})),

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 _PINNED_DATE = "{% macro strftime_now(format) %}01 Jan 2025{% endmacro %}"
-"""Put before a template that asks for today's date: with it in the prompts, a run resumed tomorrow would be another run."""
+"""Put before a template that asks for today's date: with it in the prompts, a run resumed tomorrow would be another
+run."""
 
 _PROBE = "jaxrl"
 """Content of the assistant turn that shows how a template ends a turn."""
@@ -143,7 +144,8 @@ class Renderer:
             seen, first, start = np.zeros(0, np.int32), 0, 0
         else:
             seen, first, start = prior.token_ids, len(history), len(prior.text)
-            # The sampled stop id already is the template's end of turn. One of another text stays, and the template's follows it.
+            # The sampled stop id already is the template's end of turn. One of another text stays, and the template's
+            # follows it.
             start += len(prior.stop_text) if text.startswith(prior.stop_text, start) else 0
         *spans, generation_prompt = self._encode_by_message(conversation, first, text, start)
         return RenderedTurn(
@@ -197,7 +199,7 @@ class Renderer:
             raise EnvError(f"the chat template refused messages with the roles {roles}: {error}") from error
 
     def _encode_by_message(self, messages: tuple[dict[str, Any], ...], first: int, text: str, start: int) -> list[np.ndarray]:
-        """Encode `text[start:]` in one go and cut the ids at the ends of `messages[first:]`; the rest is the last piece.
+        """Encode `text[start:]` in one go and cut the ids at the ends of `messages[first:]`; the rest comes last.
 
         A message whose end cannot be told from the template's text gets no ids: they go to the next one whose end is
         known.
@@ -216,7 +218,8 @@ class Renderer:
             ends.append(end)
         encoding = self._backend.encode(text[start:], add_special_tokens=False)
         token_ids = np.asarray(encoding.ids, np.int32)
-        # A token belongs where its first character lies; `accumulate` keeps the pieces in order whatever a normalizer does to offsets.
+        # A token belongs where its first character lies; `accumulate` keeps the pieces in order whatever a normalizer
+        # does to offsets.
         begins = np.maximum.accumulate(np.asarray([start + begin for begin, _ in encoding.offsets], np.int64))
         return np.split(token_ids, np.searchsorted(begins, ends, side="left"))
 
@@ -242,7 +245,8 @@ class Renderer:
 def _load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
     if not (path / "tokenizer.json").is_file():
         raise ModelLoadError(f"{path}: expected a Hugging Face directory with a tokenizer.json, found none; pass the model's directory")
-    # Without torch, importing transformers logs that no model is available: true, and no concern of someone who wants a tokenizer.
+    # Without torch, importing transformers logs that no model is available: true, and no concern of someone who wants a
+    # tokenizer.
     logging.getLogger("transformers").addFilter(_is_of_concern)
     from transformers import PreTrainedTokenizerFast
 

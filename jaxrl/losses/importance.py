@@ -1,10 +1,11 @@
-"""The importance ratio between the trainer's and the sampling policy, and the policy-gradient term that rl and ref_kl share.
+"""The importance ratio of the trainer's to the sampling policy, and the policy term that rl and ref_kl share.
 
-In: logprobs under both policies and the tokens that matter. Out: log-ratios, probability gaps and per-token terms that stay finite, in
-value and gradient, whatever a masked or dropped token holds. It does not decide which tokens are dropped: each loss does.
+In: logprobs under both policies and the tokens that matter. Out: log-ratios, probability gaps and per-token terms that
+stay finite, in value and gradient, whatever a masked or dropped token holds. It does not decide which tokens are
+dropped: each loss does.
 
-Non-finite safety is a double `where`: the exponent is replaced before `exp` and the result after it. Multiplying by a mask would give
-`0 * inf = NaN`, and a single outer `where` would still let NaN through the gradient.
+Non-finite safety is a double `where`: the exponent is replaced before `exp` and the result after it. Multiplying by a
+mask would give `0 * inf = NaN`, and a single outer `where` would still let NaN through the gradient.
 
 Shape letters: B rows, T positions.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 
@@ -38,6 +40,10 @@ def probability_gap(trainer_logprobs_BT: jax.Array, inference_logprobs_BT: jax.A
     Returns:
       [B, T] float; carries no gradient.
     """
+    logprobs = [trainer_logprobs_BT, inference_logprobs_BT]
+    chex.assert_rank(logprobs, 2)
+    chex.assert_equal_shape(logprobs)
+    chex.assert_type(logprobs, float)
     return jax.lax.stop_gradient(jnp.exp(trainer_logprobs_BT) - jnp.exp(inference_logprobs_BT))
 
 
@@ -46,8 +52,9 @@ def policy_terms(
 ) -> jax.Array:
     """Return `weight * (-kept * credit * exp(d) + kl_tau * d^2)` per token, where d is the log-ratio.
 
-    The ratio is differentiated and not clipped. A token that is not kept, or has no credit, has no policy term at all, so a ratio that
-    overflows there reaches neither value nor gradient; it still pays the squared log-ratio, which is finite.
+    The ratio is differentiated and not clipped. A token that is not kept, or has no credit, has no policy term at all,
+    so a ratio that overflows there reaches neither value nor gradient; it still pays the squared log-ratio, which is
+    finite.
 
     Args:
       log_ratio_BT: [B, T] float, trainer minus inference logprob; 0.0 off the members.
@@ -59,6 +66,10 @@ def policy_terms(
     Returns:
       [B, T] float, exactly 0.0 off the members.
     """
+    arrays = [log_ratio_BT, credit_BT, weights_BT, is_kept_BT]
+    chex.assert_rank(arrays, 2)
+    chex.assert_equal_shape(arrays)
+    chex.assert_type(arrays, [float, float, float, bool])
     has_policy_term_BT = is_kept_BT & (credit_BT != 0)
     ratio_BT = jnp.exp(jnp.where(has_policy_term_BT, log_ratio_BT, 0))
     policy_BT = jnp.where(has_policy_term_BT, credit_BT * ratio_BT, 0)

@@ -1,7 +1,8 @@
 """Metrics as numbers that may be added up over micro-batches and shards and divided once, at the end of a step.
 
-A mean of per-micro-batch means weighs a short micro-batch like a long one; a `(numerator, count)` pair does not. In: sums of one
-micro-batch. Out: `merge_metrics` of two, `finish_metrics` to plain scalars. It does not decide what is measured: each loss does.
+A mean of per-micro-batch means weighs a short micro-batch like a long one; a `(numerator, count)` pair does not. In:
+sums of one micro-batch. Out: `merge_metrics` of two, `finish_metrics` to plain scalars. It does not decide what is
+measured: each loss does.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import jax.numpy as jnp
 
 
 class MetricSums(NamedTuple):
-    """Metrics of a part of a step, by name; a pytree of scalars. The names of one program never change from call to call."""
+    """Metrics of a part of a step, by name; a pytree of scalars. One program always has the same names."""
 
     totals: Mapping[str, jax.Array]
     """Scalars that add up: `loss/*` (already divided by the step's denominators) and `tokens/*`."""

@@ -1,13 +1,14 @@
-"""The ref_kl component: reverse KL to a reference policy, as a policy gradient whose credit is the reference's log-ratio.
+"""The ref_kl component: reverse KL to a reference, as a policy gradient whose credit is the reference's log-ratio.
 
-In: tempered and temperature-1 logprobs, reference logprobs and weights, 0.0 off the members. Out: `PolicyTerms`. It has no settings and
-reads no advantage: distillation ships none.
+In: tempered and temperature-1 logprobs, reference logprobs and weights, 0.0 off the members. Out: `PolicyTerms`. It has
+no settings and reads no advantage: distillation ships none.
 
 Shape letters: B rows, T positions.
 """
 
 from __future__ import annotations
 
+import chex
 import jax
 import jax.numpy as jnp
 
@@ -29,9 +30,9 @@ def ref_kl_terms(
 ) -> PolicyTerms:
     """Push up tokens that the reference likes more than the policy does, and down the others.
 
-    term = -kept * s * r + 1e-3 * d^2 with the signal s = ref - raw held constant, d = trainer - inference and r = exp(d). The signal
-    compares temperature-1 logprobs, as the reference gives; the ratio is at the sampling temperature. In expectation over the
-    policy's own samples the gradient at r = 1 is that of KL(policy || reference).
+    term = -kept * s * r + 1e-3 * d^2 with the signal s = ref - raw held constant, d = trainer - inference, r = exp(d).
+    The signal compares temperature-1 logprobs, as the reference gives; the ratio is at the sampling temperature. In
+    expectation over the policy's own samples the gradient at r = 1 is that of KL(policy || reference).
 
     Args:
       trainer_logprobs_BT: [B, T] float, current weights, sampling temperature; the only input with a gradient.
@@ -46,6 +47,10 @@ def ref_kl_terms(
 
     Reference: Lu et al. 2025, On-Policy Distillation, https://thinkingmachines.ai/blog/on-policy-distillation.
     """
+    streams = [trainer_logprobs_BT, trainer_logprobs_raw_BT, inference_logprobs_BT, ref_logprobs_BT, weights_BT]
+    chex.assert_rank(members_BT, 2)
+    chex.assert_equal_shape([*streams, members_BT])
+    chex.assert_type([*streams, members_BT], [float] * len(streams) + [bool])
     signal_BT = jax.lax.stop_gradient(ref_logprobs_BT - trainer_logprobs_raw_BT)
     gap_BT = probability_gap(trainer_logprobs_BT, inference_logprobs_BT)
     dropped_low_BT = members_BT & (gap_BT < -REF_KL_MASK_LOW)

@@ -1,8 +1,9 @@
 """The rl component: policy gradient with an importance ratio and a trust region in probability space.
 
-In: `RLInputs`, per-token arrays in which everything off the members is already 0.0. Out: `PolicyTerms`. The slot is selectable: a
-variant is one named function `(RLInputs, its config) -> PolicyTerms` and one line in `RL_LOSSES`; one that works on whole samples
-reduces over `segment_ids_BT`. A loss here does not divide: `losses.total` sums its terms and divides by the step's member count.
+In: `RLInputs`, per-token arrays in which everything off the members is already 0.0. Out: `PolicyTerms`. The slot is
+selectable: a variant is one named function `(RLInputs, its config) -> PolicyTerms` and one line in `RL_LOSSES`; one
+that works on whole samples reduces over `segment_ids_BT`. A loss here does not divide: `losses.total` sums its terms
+and divides by the step's member count.
 
 Shape letters: B rows, T positions.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import chex
 import jax
 
 from jaxrl.config.trainer import DefaultLossConfig, IPOLossConfig, LossConfig
@@ -19,7 +21,7 @@ from jaxrl.losses.importance import PolicyTerms, policy_terms, probability_gap
 
 
 class RLInputs(NamedTuple):
-    """What an rl loss may read; every float is 0.0 off the members, so no masked slot can reach a value or a gradient."""
+    """What an rl loss may read; floats are 0.0 off the members, so no masked slot can reach a value or a gradient."""
 
     trainer_logprobs_BT: jax.Array
     """[B, T] float, logprobs under the current weights at the sampling temperature; the only differentiable input."""
@@ -38,9 +40,9 @@ class RLInputs(NamedTuple):
 def default_rl(inputs: RLInputs, config: DefaultLossConfig) -> PolicyTerms:
     """Drop tokens that already moved far in the direction of their advantage, by difference of probability (DPPO).
 
-    term = -kept * adv_tau * A * r + kl_tau * d^2, with d = trainer - inference and r = exp(d). A token with A > 0 is dropped when
-    its probability rose by more than `dppo_mask_high`, any other when it fell by more than `dppo_mask_low`; equality is kept. A
-    dropped token still pays the squared log-ratio. The ratio is not clipped.
+    term = -kept * adv_tau * A * r + kl_tau * d^2, with d = trainer - inference and r = exp(d). A token with A > 0 is
+    dropped when its probability rose by more than `dppo_mask_high`, any other when it fell by more than
+    `dppo_mask_low`; equality is kept. A dropped token still pays the squared log-ratio. The ratio is not clipped.
 
     Args:
       inputs: per-token arrays, 0.0 off the members.
@@ -49,7 +51,8 @@ def default_rl(inputs: RLInputs, config: DefaultLossConfig) -> PolicyTerms:
     Returns:
       Weighted terms and the dropped members, split by the side that dropped them.
 
-    Reference: Qi et al. 2026, Rethinking the Trust Region in LLM Reinforcement Learning, https://arxiv.org/abs/2602.04879.
+    Reference: Qi et al. 2026, Rethinking the Trust Region in LLM Reinforcement Learning,
+      https://arxiv.org/abs/2602.04879.
     """
     gap_BT = probability_gap(inputs.trainer_logprobs_BT, inputs.inference_logprobs_BT)
     is_credited_BT = inputs.advantages_BT > 0
@@ -61,7 +64,8 @@ def default_rl(inputs: RLInputs, config: DefaultLossConfig) -> PolicyTerms:
 def ipo_rl(inputs: RLInputs, config: IPOLossConfig) -> PolicyTerms:
     """Drop tokens whose probability moved far in either direction, whatever the sign of their advantage.
 
-    The term is that of `default_rl`; a token is dropped when its probability moved by more than `ipo_threshold`; equality is kept.
+    The term is that of `default_rl`; a token is dropped when its probability moved by more than `ipo_threshold`;
+    equality is kept.
 
     Args:
       inputs: per-token arrays, 0.0 off the members.
@@ -102,4 +106,7 @@ def rl_terms(inputs: RLInputs, config: LossConfig) -> PolicyTerms:
     Returns:
       Weighted terms and the dropped members.
     """
+    chex.assert_rank(inputs, 2)
+    chex.assert_equal_shape(inputs)
+    chex.assert_type(inputs, [float, float, float, float, bool, int])
     return RL_LOSSES[config.type](inputs, config)

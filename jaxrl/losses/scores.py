@@ -1,8 +1,9 @@
 """Logprobs and entropy of every token, from hidden states and the output head, without ever holding `[B, T, V]` logits.
 
-In: final hidden states, the head, token ids, segment ids and temperatures of a micro-batch. Out: `TokenScores`, three `[B, T]` arrays whose
-index `t` speaks of token `t`. The head runs over chunks of positions; the backward pass recomputes a chunk's logits from two saved
-numbers per token. It does not apply a loss mask: every token that has a predecessor in its own segment is scored.
+In: final hidden states, the head, token ids, segment ids and temperatures of a micro-batch. Out: `TokenScores`, three
+`[B, T]` arrays whose index `t` speaks of token `t`. The head runs over chunks of positions; the backward pass
+recomputes a chunk's logits from two saved numbers per token. It does not apply a loss mask: every token that has a
+predecessor in its own segment is scored.
 
 Shape letters: B rows, T positions, D hidden, V vocabulary, C chunks, N tokens of one chunk.
 """
@@ -31,7 +32,7 @@ class TokenScores(NamedTuple):
 
 
 def has_context(segment_ids_BT: jax.Array) -> jax.Array:
-    """Say which tokens have a predecessor in their own segment: the only ones that are scored and that a loss may train.
+    """Say which tokens have a predecessor in their own segment: only those are scored, and may be trained.
 
     Args:
       segment_ids_BT: [B, T] integer, 0 is padding.
@@ -44,6 +45,7 @@ def has_context(segment_ids_BT: jax.Array) -> jax.Array:
       [[False, True, False, True, False, False]]
     """
     chex.assert_rank(segment_ids_BT, 2)
+    chex.assert_type(segment_ids_BT, int)
     continues_BT = (segment_ids_BT[:, 1:] == segment_ids_BT[:, :-1]) & (segment_ids_BT[:, 1:] != 0)
     return jnp.pad(continues_BT, ((0, 0), (1, 0)))
 
@@ -58,11 +60,14 @@ def token_scores(
     chunk_tokens: int,
     mesh: Mesh | None = None,
 ) -> TokenScores:
-    """Score every token under the policy: `log softmax(head @ hidden[t-1] / temperatures[t])[token t]`, the same untempered, and entropy.
+    """Score every token under the policy.
 
-    Only tokens with context are scored. Whatever the hidden states, ids and temperatures hold elsewhere (NaN and infinity included)
-    reaches neither a value nor a gradient. Softmax and sums are float32 for inputs of any precision. The gradient of the logprobs
-    flows to the hidden states and the head.
+    Its logprob is `log softmax(head @ hidden[t-1] / temperatures[t])[token t]`; beside it stand the untempered one and
+    the entropy.
+
+    Only tokens with context are scored. Whatever the hidden states, ids and temperatures hold elsewhere (NaN and
+    infinity included) reaches neither a value nor a gradient. Softmax and sums are float32 for inputs of any precision.
+    The gradient of the logprobs flows to the hidden states and the head.
 
     Args:
       hidden_BTD: [B, T, D] float, final hidden states; row t predicts token t+1.
@@ -70,10 +75,10 @@ def token_scores(
       token_ids_BT: [B, T] integer in [0, V) on tokens with context.
       segment_ids_BT: [B, T] integer, 0 is padding.
       temperatures_BT: [B, T] float > 0 on tokens with context: the temperature that token t was sampled at.
-      chunk_tokens: tokens whose logits exist at one time, >= 1. A chunk takes the same positions of every row, so it has one token per
-        row at least. With `mesh` the rows are those of one device, without it all of them.
-      mesh: where the rows are split over `BATCH_AXES`. Each device then scores its own rows, the head is gathered once, and its
-        gradient is reduced once per call; without it the partitioner does both for every chunk.
+      chunk_tokens: tokens whose logits exist at one time, >= 1. A chunk takes the same positions of every row, so it
+        has one token per row at least. With `mesh` the rows are those of one device, without it all of them.
+      mesh: where the rows are split over `BATCH_AXES`. Each device then scores its own rows, the head is gathered once,
+        and its gradient is reduced once per call; without it the partitioner does both for every chunk.
 
     Returns:
       Scores of every token.
@@ -82,6 +87,7 @@ def token_scores(
     chex.assert_equal_shape([token_ids_BT, segment_ids_BT, temperatures_BT])
     chex.assert_shape(token_ids_BT, hidden_BTD.shape[:2])
     chex.assert_equal(hidden_BTD.shape[2], head_VD.shape[1])
+    chex.assert_type([hidden_BTD, head_VD, token_ids_BT, segment_ids_BT, temperatures_BT], [float, float, int, int, float])
     assert chunk_tokens >= 1, f"`chunk_tokens` must be at least 1, got {chunk_tokens!r}"
     arrays = (hidden_BTD, head_VD, token_ids_BT, segment_ids_BT, temperatures_BT)
     if mesh is None or all(mesh.shape[axis] == 1 for axis in BATCH_AXES):
@@ -166,7 +172,8 @@ def _score_chunks_forward(hidden_CND, head_VD, targets_CN, temperatures_CN):
         sum_N = jnp.sum(weights_NV, axis=1)
         log_sum_N = jnp.log(sum_N)
         log_sum_raw_N = jnp.log(jnp.sum(jnp.exp(centred_NV), axis=1))
-        # Note: taken from the logits and not from `centred_NV`, XLA on CPU makes a third more of the forward pass otherwise.
+        # Note: taken from the logits and not from `centred_NV`, XLA on CPU makes a third more of the forward pass
+        # otherwise.
         target_N = jnp.sum(jnp.where(_is_target(targets_N, logits_NV.shape[1]), logits_NV, 0), axis=1) - max_N
         entropy_N = log_sum_N - jnp.sum(weights_NV * tempered_NV, axis=1) / sum_N
         scores = target_N / temperatures_N - log_sum_N, target_N - log_sum_raw_N, entropy_N

@@ -1,8 +1,9 @@
-"""The training objective: three components, each a sum over its member tokens divided by its own count over the whole step.
+"""The training objective: three components, each a sum over its members divided by their count in the whole step.
 
-`total = S_rl / N_rl + S_ce / N_ce + S_ref_kl / N_ref_kl`. In: dense per-token arrays of one micro-batch and the denominators of the
-step. Out: that micro-batch's share of the total, so that adding the shares (and their gradients) over micro-batches and shards gives
-the objective, however the samples were split. It never computes a denominator from the micro-batch that it sees.
+`total = S_rl / N_rl + S_ce / N_ce + S_ref_kl / N_ref_kl`. In: dense per-token arrays of one micro-batch and the
+denominators of the step. Out: that micro-batch's share of the total, so that adding the shares (and their gradients)
+over micro-batches and shards gives the objective, however the samples were split. It never computes a denominator from
+the micro-batch that it sees.
 
 Shape letters: B rows, T positions.
 """
@@ -37,11 +38,12 @@ MAX_METRIC_LOG_RATIO = 20.0
 def count_members(arrays: Mapping[str, jax.Array]) -> jax.Array:
     """Count the member tokens of each loss component.
 
-    Padding and the first token of every segment are never members: nothing precedes them. Weights decide membership (`!= 0`) and never
-    change a count.
+    Padding and the first token of every segment are never members: nothing precedes them. Weights decide membership
+    (`!= 0`) and never change a count.
 
     Args:
-      arrays: dense [B, T] arrays by name: `loss_mask`, `rl_weights`, `ce_weights`, `ref_kl_weights`, `segment_ids`; others are ignored.
+      arrays: dense [B, T] arrays by name: `loss_mask`, `rl_weights`, `ce_weights`, `ref_kl_weights`, `segment_ids`;
+        others are ignored.
 
     Returns:
       [3] int32: rl, ce, ref_kl.
@@ -62,7 +64,8 @@ def count_members(arrays: Mapping[str, jax.Array]) -> jax.Array:
 def compute_loss(arrays: Mapping[str, jax.Array], denominators: jax.Array, config: LossConfig) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Compute the loss of one micro-batch with its metrics as plain scalars.
 
-    Use `loss_and_sums` where a step has more than one micro-batch: a mean in these metrics is over this micro-batch only.
+    Use `loss_and_sums` where a step has more than one micro-batch: a mean in these metrics is over this micro-batch
+    only.
 
     Args:
       arrays: as in `loss_and_sums`.
@@ -82,25 +85,30 @@ def compute_loss(arrays: Mapping[str, jax.Array], denominators: jax.Array, confi
 def loss_and_sums(arrays: Mapping[str, jax.Array], denominators: jax.Array, config: LossConfig) -> tuple[jax.Array, MetricSums]:
     """Compute this micro-batch's share of the step's loss, with metrics that add up over micro-batches.
 
-    A masked or dropped token never reaches the value or the gradient, whatever its arrays hold (NaN and infinity included). Without any
-    member the total is exactly 0.0, and so is its gradient.
+    A masked or dropped token never reaches the value or the gradient, whatever its arrays hold (NaN and infinity
+    included). Without any member the total is exactly 0.0, and so is its gradient.
 
     Args:
-      arrays: dense [B, T] arrays by name. float32: `trainer_logprobs` (sampling temperature), `trainer_logprobs_raw` (temperature 1;
-        absent means the former), `inference_logprobs`, `ref_logprobs`, `advantages`, `rl_weights`, `ce_weights`, `ref_kl_weights`,
-        and `entropy` (optional, for its metric only). bool: `loss_mask`. int32: `segment_ids`, 0 is padding.
-      denominators: [3] member tokens of rl, ce and ref_kl over all micro-batches and shards of the step; values below 1 count as 1.
+      arrays: dense [B, T] arrays by name. float32: `trainer_logprobs` (sampling temperature), `trainer_logprobs_raw`
+        (temperature 1; absent means the former), `inference_logprobs`, `ref_logprobs`, `advantages`, `rl_weights`,
+        `ce_weights`, `ref_kl_weights`, and `entropy` (optional, for its metric only). bool: `loss_mask`. int32:
+        `segment_ids`, 0 is padding.
+      denominators: [3] member tokens of rl, ce and ref_kl over all micro-batches and shards of the step; values below 1
+        count as 1.
       config: the rl loss; ce and ref_kl have no settings.
 
     Returns:
-      The scalar total, differentiable in the trainer's logprobs, and `MetricSums`. `loss/<component>` is already divided by its
-      denominator, so shares add up. `mismatch/*` is over rl and ref_kl members only: a ce token has no sampling logprob.
+      The scalar total, differentiable in the trainer's logprobs, and `MetricSums`. `loss/<component>` is already
+      divided by its denominator, so shares add up. `mismatch/*` is over rl and ref_kl members only: a ce token has no
+      sampling logprob.
 
     Raises:
       ValueError: an array is missing.
     """
     members, context_BT = _members(arrays, LOSS_STREAMS)
     chex.assert_shape(denominators, (len(COMPONENTS),))
+    floats = [arrays[name] for name in (*LOSS_STREAMS, *OPTIONAL_ARRAYS) if name in arrays and name not in ("loss_mask", "segment_ids")]
+    chex.assert_type(floats, float)
     streams = _Streams(arrays, members, context_BT)
     rl_inputs = RLInputs(
         trainer_logprobs_BT=streams.read("trainer_logprobs", members.rl),
@@ -188,6 +196,7 @@ def _members(arrays: Mapping[str, jax.Array], needed: tuple[str, ...]) -> tuple[
     present = [arrays[name] for name in (*needed, *OPTIONAL_ARRAYS) if name in arrays]
     chex.assert_rank(present, 2)
     chex.assert_equal_shape(present)
+    chex.assert_type(arrays["segment_ids"], int)
     loss_mask_BT, rl_BT, ce_BT, ref_kl_BT, segment_ids_BT = (jnp.asarray(arrays[name]) for name in MEMBER_STREAMS)
     context_BT = has_context(segment_ids_BT)
     return component_members(loss_mask_BT.astype(bool), rl_BT, ce_BT, ref_kl_BT, context_BT), context_BT

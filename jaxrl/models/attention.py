@@ -1,9 +1,11 @@
-"""Causal attention inside segments: tokens packed into one row see the earlier tokens of their own sample and nothing else.
+"""Causal attention inside segments: tokens packed into one row see only the earlier tokens of their own sample.
 
-In go projected hidden states, rotary tables and a visibility mask; out comes the attention output. Scores and softmax are float32
-whatever the compute dtype is. The whole [T, T] score matrix of a row exists at one time: there is no blockwise kernel here.
+In go projected hidden states, rotary tables and a visibility mask; out comes the attention output. Scores and softmax
+are float32 whatever the compute dtype is. The whole [T, T] score matrix of a row exists at one time: there is no
+blockwise kernel here.
 
-Letters: B rows, T positions, S key positions, D hidden, H query heads, K key/value heads, G = H / K, E head_dim, N = B * T.
+Letters: B rows, T positions, S key positions, D hidden, H query heads, K key/value heads, G = H / K, E head_dim,
+N = B * T.
 """
 
 from __future__ import annotations
@@ -44,8 +46,8 @@ def visible_keys(segment_ids_BT: jax.Array) -> jax.Array:
 def masked_attention(q_BHTE: jax.Array, k_BKSE: jax.Array, v_BKSE: jax.Array, mask_BTS: jax.Array) -> jax.Array:
     """Softmax attention over the visible keys, query head h using key/value head h // G.
 
-    softmax(q k^T / sqrt(E)) v with invisible keys left out. A non-finite value reaches only the queries that see its key, never
-    the others, although 0 * NaN is NaN: it is replaced by 0 in the product and made visible as a NaN score.
+    softmax(q k^T / sqrt(E)) v with invisible keys left out. A non-finite value reaches only the queries that see its
+    key, never the others, although 0 * NaN is NaN: it is replaced by 0 in the product and made visible as a NaN score.
 
     Args:
       q_BHTE: [B, H, T, E] float.
@@ -59,7 +61,7 @@ def masked_attention(q_BHTE: jax.Array, k_BKSE: jax.Array, v_BKSE: jax.Array, ma
     Reference: Ainslie et al. 2023, GQA, https://arxiv.org/abs/2305.13245, section 2.2.
     """
     chex.assert_rank([q_BHTE, k_BKSE, v_BKSE, mask_BTS], [4, 4, 4, 3])
-    chex.assert_type(mask_BTS, bool)
+    chex.assert_type([q_BHTE, k_BKSE, v_BKSE, mask_BTS], [float, float, float, bool])
     B, H, T, E = q_BHTE.shape
     K, S = k_BKSE.shape[1:3]
     chex.assert_equal_shape([k_BKSE, v_BKSE])

@@ -1,11 +1,13 @@
 """The engine's view of a network: the trainer's weights laid out for decoding, and the pure functions that run on them.
 
-`to_decode_params` turns the stacked parameter tree into one small dict per layer with fused projections, in the engine's dtype and
-with every kernel as `[out, in]`. `prefill` computes a prompt's keys and values, `decode_step` advances every slot by one token,
-`score` gives the logprobs of given tokens. Logits and softmax are float32. Nothing here samples, schedules or owns a buffer.
+`to_decode_params` turns the stacked parameter tree into one small dict per layer with fused projections, in the
+engine's dtype and with every kernel as `[out, in]`. `prefill` computes a prompt's keys and values, `decode_step`
+advances every slot by one token, `score` gives the logprobs of given tokens. Logits and softmax are float32. Nothing
+here samples, schedules or owns a buffer.
 
-Shape letters: S slots, R rows, T positions of a row, W window (cache columns), D hidden, V vocabulary, H heads, K kv heads, G = H/K,
-E head_dim, F feed-forward, U = T (columns of a row's own keys), N any number of rows, O outputs of a projection, I its inputs.
+Shape letters: S slots, R rows, T positions of a row, W window (cache columns), D hidden, V vocabulary, H heads, K kv
+heads, G = H/K, E head_dim, F feed-forward, U = T (columns of a row's own keys), N any number of rows, O outputs of a
+projection, I its inputs.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from jaxrl.models.layers import apply_rope, rms_norm, rope_tables
 from jaxrl.models.spec import ModelSpec
 
 MASKED = -1e30
-"""Attention score of a column that may not be seen: finite, so that a row without any visible column cannot make a NaN."""
+"""Attention score of a column that may not be seen: finite, so that a row without any visible column cannot make a
+NaN."""
 
 
 @jax.tree_util.register_dataclass
@@ -33,8 +36,9 @@ class DecodeParams:
     embed_VD: jax.Array
     """[V, D] token embedding."""
     layers: list[dict[str, jax.Array]]
-    """Per layer: `input_norm` [D], `qkv` [(H+2K)*E, D], `o` [D, H*E], `post_attention_norm` [D], `gate_up` [2F, D], `down` [D, F];
-    `qkv_bias` [(H+2K)*E] in families with attention biases, `q_norm` and `k_norm` [E] in families that have them."""
+    """Per layer: `input_norm` [D], `qkv` [(H+2K)*E, D], `o` [D, H*E], `post_attention_norm` [D], `gate_up` [2F, D],
+    `down` [D, F]; `qkv_bias` [(H+2K)*E] in families with attention biases, `q_norm` and `k_norm` [E] in families that
+    have them."""
     final_norm_D: jax.Array
     """[D] scale of the last norm."""
     head_VD: jax.Array | None
@@ -56,14 +60,16 @@ class LayerKV(NamedTuple):
 
 
 KVCache = list[LayerKV]
-"""One `LayerKV` per layer. A list, never a stacked array: scanning layers over a cache copies the whole cache each step."""
+"""One `LayerKV` per layer. A list, never a stacked array: scanning layers over a cache copies the whole cache each
+step."""
 
 
 def to_decode_params(params: Mapping[str, Any], spec: ModelSpec, dtype: str) -> DecodeParams:
     """Lay the trainer's parameters out for decoding.
 
-    Casts to `dtype`, unstacks the layers, fuses q, k, v into one kernel and gate, up into another, and turns kernels to `[out, in]`. Every
-    output is a fresh buffer, also where nothing changes, so the trainer may donate its state while the engine decodes.
+    Casts to `dtype`, unstacks the layers, fuses q, k, v into one kernel and gate, up into another, and turns kernels to
+    `[out, in]`. Every output is a fresh buffer, also where nothing changes, so the trainer may donate its state while
+    the engine decodes.
 
     Args:
       params: the model's parameter tree with layers stacked on a leading axis.
@@ -78,14 +84,14 @@ def to_decode_params(params: Mapping[str, Any], spec: ModelSpec, dtype: str) -> 
     """
     stacked = params["layers"]
     attention, mlp = stacked["attention"], stacked["mlp"]
-    q_dim, kv_dim = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
     chex.assert_shape(params["embed"]["weight"], (spec.vocab_size, spec.hidden_size))
-    chex.assert_shape(attention["q_proj"]["kernel"], (spec.num_layers, spec.hidden_size, q_dim))
-    chex.assert_shape(attention["k_proj"]["kernel"], (spec.num_layers, spec.hidden_size, kv_dim))
+    chex.assert_shape(attention["q_proj"]["kernel"], (spec.num_layers, spec.hidden_size, spec.query_size))
+    chex.assert_shape(attention["k_proj"]["kernel"], (spec.num_layers, spec.hidden_size, spec.kv_size))
     chex.assert_shape(mlp["down_proj"]["kernel"], (spec.num_layers, spec.intermediate_size, spec.hidden_size))
 
     def own(x: jax.Array) -> jax.Array:
-        # Invariant: an explicit copy, so that an unchanged input never becomes an output: the trainer donates it to its next step.
+        # Invariant: an explicit copy, so that an unchanged input never becomes an output: the trainer donates it to its
+        # next step.
         return jnp.array(x, dtype=dtype, copy=True)
 
     def fused(parts: list[jax.Array]) -> jax.Array:
@@ -102,7 +108,7 @@ def to_decode_params(params: Mapping[str, Any], spec: ModelSpec, dtype: str) -> 
             "gate_up": fused([mlp[name]["kernel"][i] for name in ("gate_proj", "up_proj")]),
             "down": fused([mlp["down_proj"]["kernel"][i]]),
         }
-        if "bias" in attention["q_proj"]:
+        if spec.has_attention_bias:
             layer["qkv_bias"] = fused([p["bias"][i] for p in qkv])
         if spec.has_qk_norm:
             layer |= {name: own(attention[name]["scale"][i]) for name in ("q_norm", "k_norm")}
@@ -136,8 +142,8 @@ def decode_step(
 ) -> tuple[jax.Array, KVCache]:
     """Feed one token per slot and return the logits of the next.
 
-    Each slot owns its position: its keys and values go to cache column `position`, and it sees columns 0..position. A slot's result does
-    not depend on what other slots hold.
+    Each slot owns its position: its keys and values go to cache column `position`, and it sees columns 0..position. A
+    slot's result does not depend on what other slots hold.
 
     Args:
       params: the policy.
@@ -151,6 +157,7 @@ def decode_step(
     """
     chex.assert_rank([token_ids_S, position_ids_S], 1)
     chex.assert_equal_shape([token_ids_S, position_ids_S])
+    chex.assert_type([token_ids_S, position_ids_S], int)
     window = cache[0].keys.shape[2]
     slots_S = jnp.arange(token_ids_S.shape[0])
     is_visible_SW = jnp.arange(window)[None, :] <= position_ids_S[:, None]
@@ -183,6 +190,8 @@ def score(params: DecodeParams, token_ids_RT: jax.Array, temperatures_R: jax.Arr
       [R, T] float32, index t speaks of token t given those before it; index 0 is 0.0.
     """
     chex.assert_rank([token_ids_RT, temperatures_R], [2, 1])
+    chex.assert_type([token_ids_RT, temperatures_R], [int, float])
+    chex.assert_equal(token_ids_RT.shape[0], temperatures_R.shape[0])
     hidden_RTD = _run_rows(params, token_ids_RT, spec)[0]
 
     def score_row(row: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
@@ -199,6 +208,7 @@ def score(params: DecodeParams, token_ids_RT: jax.Array, temperatures_R: jax.Arr
 def _run_rows(params: DecodeParams, token_ids_RT: jax.Array, spec: ModelSpec) -> tuple[jax.Array, KVCache]:
     """Run whole rows from position 0; return the last layer's output [R, T, D] and the keys and values."""
     chex.assert_rank(token_ids_RT, 2)
+    chex.assert_type(token_ids_RT, int)
     rows, length = token_ids_RT.shape
     rope = rope_tables(jnp.broadcast_to(jnp.arange(length)[None], (rows, length)), spec.head_dim, spec.rope_theta)
     is_visible_TT = jnp.tril(jnp.ones((length, length), bool))
@@ -219,10 +229,10 @@ def _run_rows(params: DecodeParams, token_ids_RT: jax.Array, spec: ModelSpec) ->
 def _queries_keys_values(
     weights: dict[str, jax.Array], x_ND: jax.Array, rope: tuple[jax.Array, jax.Array], spec: ModelSpec
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return rotated queries [R, H, T, E], rotated keys [R, K, T, E] and values [R, K, T, E] of one layer; N = R * T."""
+    """Return one layer's rotated queries [R, H, T, E], rotated keys and values [R, K, T, E]; N = R * T."""
     rows, length = rope[0].shape[:2]
     qkv_NO = _project(rms_norm(x_ND, weights["input_norm"], spec.rms_norm_eps), weights["qkv"])
-    if "qkv_bias" in weights:
+    if spec.has_attention_bias:
         qkv_NO = qkv_NO + weights["qkv_bias"][None]
     heads = jnp.swapaxes(qkv_NO.reshape(rows, length, -1, spec.head_dim), 1, 2)
     q, k, v = jnp.split(heads, [spec.num_heads, spec.num_heads + spec.num_kv_heads], axis=1)
@@ -246,7 +256,7 @@ def _logits(params: DecodeParams, x_ND: jax.Array, spec: ModelSpec) -> jax.Array
 
 
 def _project(x_NI: jax.Array, weight_OI: jax.Array) -> jax.Array:
-    """Return `x @ weight.T`, written so that the weight is read along its rows: XLA's CPU backend follows the written order."""
+    """Return `x @ weight.T`, so written that the weight is read by rows: XLA's CPU backend follows the written order."""
     return (weight_OI @ x_NI.T).T
 
 

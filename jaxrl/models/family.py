@@ -1,8 +1,8 @@
 """What sets one model family apart from another: its Hugging Face names, its defaults and its switches.
 
-A family is data, not code: the decoder in `transformer` is shared, and `spec` reads a `Family` to turn a config.json into a
-`ModelSpec`. To add one, write a module like `qwen3` and list it in `spec.FAMILIES`; no other file changes. This module reads no
-file and touches no array.
+A family is data, not code: the decoder in `transformer` is shared, and `spec` reads a `Family` to turn a config.json
+into a `ModelSpec`. To add one, write a module like `qwen3` and list it in `spec.FAMILIES`; no other file changes. This
+module reads no file and touches no array.
 """
 
 from __future__ import annotations
@@ -42,9 +42,11 @@ class Family:
     config_defaults: Mapping[str, Any]
     """Value that a key absent from config.json stands for."""
     fixed_config: Mapping[str, Any]
-    """Keys that change the network in ways this package does not build, with the only value it accepts (absent is accepted)."""
+    """Keys that change the network in ways this package does not build, with the only value it accepts (absent is
+    accepted)."""
     names: tuple[NameRule, ...]
-    """Every tensor that a checkpoint of the family may hold; the parameter tree of a model decides which of them it does hold."""
+    """Every tensor that a checkpoint of the family may hold; the parameter tree of a model decides which of them it
+    does hold."""
 
 
 DECODER_NAMES = (

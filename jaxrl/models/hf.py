@@ -1,8 +1,8 @@
 """Hugging Face model directories, both ways: config.json and safetensors to a model and its parameters, and back.
 
-One name table per family (`Family.names`) serves loading and saving. Loading reads each device's slice of each tensor straight from
-the memory-mapped files, so host memory never holds more than one leaf's shard. Anything that does not match is an error that names
-it. Nothing is downloaded, and tokenizers are only copied, never read.
+One name table per family (`Family.names`) serves loading and saving. Loading reads each device's slice of each tensor
+straight from the memory-mapped files, so host memory never holds more than one leaf's shard. Anything that does not
+match is an error that names it. Nothing is downloaded, and tokenizers are only copied, never read.
 """
 
 from __future__ import annotations
@@ -42,10 +42,20 @@ TOKENIZER_FILES = (
     "chat_template.jinja",
     "generation_config.json",
 )
-"""Files that travel with the weights when a model is saved; generation_config.json holds the stop ids that servers read."""
+"""Files that travel with the weights when a model is saved; generation_config.json holds the stop ids that servers
+read."""
 _TOKEN_ID_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id")
 _FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
 _HEAD_PATH, _EMBED_PATH = "lm_head/weight", "embed/weight"
+
+
+def load_spec(path: str | os.PathLike[str]) -> ModelSpec:
+    """Read the shape of the model in a Hugging Face directory, without its weights.
+
+    Raises:
+      ModelLoadError: `path` is no such directory, or the family is not built.
+    """
+    return ModelSpec.from_hf(_read_json(_model_directory(path) / CONFIG_FILE))
 
 
 def load_pretrained(
@@ -62,8 +72,8 @@ def load_pretrained(
       (model, params); `params` is drawn in `Model`.
 
     Raises:
-      ModelLoadError: `path` is not such a directory, the family is not built, a file is missing or damaged, or the tensors are not
-        exactly those of the model by name, shape or kind of dtype.
+      ModelLoadError: `path` is not such a directory, the family is not built, a file is missing or damaged, or the
+        tensors are not exactly those of the model by name, shape or kind of dtype.
       ConfigError: the mesh does not divide the model.
 
     Example:
@@ -90,7 +100,7 @@ def save_pretrained(
     tokenizer_dir: str | os.PathLike[str] | None = None,
     dtype: str = "float32",
 ) -> None:
-    """Write a directory that transformers, vLLM and `load_pretrained` read: config.json, model.safetensors, tokenizer files.
+    """Write config.json, model.safetensors and tokenizer files, as transformers, vLLM and `load_pretrained` read them.
 
     The directory appears whole or not at all: it is written under another name beside its place, then renamed.
 

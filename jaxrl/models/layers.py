@@ -1,7 +1,7 @@
 """The small parts of a decoder: norm, rotary embedding, linear map, embedding table, gated feed-forward.
 
-Arrays in, arrays out; modules only declare parameters and apply them. Norms and rotations are computed in float32 whatever the
-compute dtype is. Nothing here knows how layers are stacked or where parameters come from.
+Arrays in, arrays out; modules only declare parameters and apply them. Norms and rotations are computed in float32
+whatever the compute dtype is. Nothing here knows how layers are stacked or where parameters come from.
 
 Letters: N tokens of all rows flattened, B rows, T positions, D hidden, E head_dim, F feed-forward.
 """
@@ -37,7 +37,8 @@ def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
       >>> rms_norm(jnp.array([3.0, 4.0]), jnp.ones(2), 0.0).tolist()
       [0.8485281467437744, 1.1313709020614624]
 
-    Reference: Zhang and Sennrich 2019, Root Mean Square Layer Normalization, https://arxiv.org/abs/1910.07467, equation 4.
+    Reference: Zhang and Sennrich 2019, Root Mean Square Layer Normalization, https://arxiv.org/abs/1910.07467,
+      equation 4.
     """
     chex.assert_type([x, scale], float)
     chex.assert_shape(scale, x.shape[-1:])
@@ -84,6 +85,8 @@ def apply_rope(x_BHTE: jax.Array, cos_BTe: jax.Array, sin_BTe: jax.Array) -> jax
     """
     chex.assert_rank([x_BHTE, cos_BTe, sin_BTe], [4, 3, 3])
     chex.assert_equal_shape([cos_BTe, sin_BTe])
+    chex.assert_type([x_BHTE, cos_BTe, sin_BTe], float)
+    chex.assert_equal(x_BHTE.shape[3], 2 * cos_BTe.shape[2])
     cos, sin = cos_BTe[:, None], sin_BTe[:, None]
     first, second = jnp.split(x_BHTE.astype(jnp.float32), 2, axis=-1)
     rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
@@ -103,7 +106,7 @@ class RMSNorm(nnx.Module):
 
 
 class Linear(nnx.Module):
-    """x @ kernel (+ bias), on tokens flattened to two dimensions: XLA's CPU backward of a three-dimensional one is much slower."""
+    """x @ kernel (+ bias) on flattened tokens: XLA's CPU backward of a three-dimensional product is much slower."""
 
     def __init__(self, num_in: int, num_out: int, *, has_bias: bool = False, rngs: nnx.Rngs) -> None:
         self.kernel = nnx.Param(INIT_STD * jax.random.normal(rngs.params(), (num_in, num_out), jnp.float32))

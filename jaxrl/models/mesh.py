@@ -1,8 +1,8 @@
 """Where every array of the trainer lives: the only place that builds a mesh or writes a PartitionSpec for a model.
 
-In go a `MeshConfig` and shapes; out come a `Mesh` (axes data, fsdp, tensor; Auto axis types) and NamedShardings. Dimensions carry
-logical names ("vocab", "rows", ...) and one table maps those to mesh axes. It moves no data: callers hand the shardings to
-`jax.jit` or `jax.device_put`.
+In go a `MeshConfig` and shapes; out come a `Mesh` (axes data, fsdp, tensor; Auto axis types) and NamedShardings.
+Dimensions carry logical names ("vocab", "rows", ...) and one table maps those to mesh axes. It moves no data: callers
+hand the shardings to `jax.jit` or `jax.device_put`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ LOGICAL_RULES: dict[str, str | tuple[str, ...] | None] = {
     "head_dim": None,
     "norm": None,
 }
-"""Mesh axis (or axes) that a dimension is split over; `hidden` is the width of an activation, `embed` the same width in a parameter."""
+"""Mesh axis (or axes) that a dimension is split over; `hidden` is the width of an activation, `embed` the same width in
+a parameter."""
 
 PARAM_AXES: dict[tuple[str, str], tuple[str, ...]] = {
     ("embed", "weight"): ("vocab", "embed"),
@@ -116,6 +117,26 @@ def param_shardings(mesh: Mesh, params_tree: Any) -> Any:
       ConfigError: a dimension is not a multiple of the mesh axes that split it.
     """
     return jax.tree_util.tree_map_with_path(lambda path, leaf: _leaf_sharding(mesh, _names(path), leaf.shape), params_tree)
+
+
+def with_shardings(mesh: Mesh, params_tree: Any) -> Any:
+    """Shape, dtype and sharding of every leaf of such a tree: what a program or a checkpoint is laid out by.
+
+    Args:
+      mesh: from `build_mesh`.
+      params_tree: as in `param_shardings`.
+
+    Returns:
+      The same tree of ShapeDtypeStructs.
+
+    Raises:
+      ConfigError: as in `param_shardings`.
+    """
+    return jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        params_tree,
+        param_shardings(mesh, params_tree),
+    )
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:

@@ -1,7 +1,7 @@
 """Qwen3 (dense): a pre-norm decoder with grouped queries and a norm on every query and key head, tied or untied.
 
-Holds the family's names and defaults, nothing that runs. Mixture-of-experts Qwen3 is another family (`qwen3_moe`) and is not
-described here.
+Holds the family's names and defaults, nothing that runs. Mixture-of-experts Qwen3 is another family (`qwen3_moe`) and
+is not described here.
 
 Reference: Yang et al. 2025, Qwen3 Technical Report, https://arxiv.org/abs/2505.09388, section 2.
 """

@@ -1,7 +1,8 @@
 """The shape of a model, read from a Hugging Face config.json and written back to one.
 
-In goes a parsed config.json, out comes a frozen `ModelSpec` that every other module of the package reads instead of the file. Also
-counts parameters and floating-point operations. Reads no file and imports no JAX: sizes can be reasoned about without a device.
+In goes a parsed config.json, out comes a frozen `ModelSpec` that every other module of the package reads instead of the
+file. Also counts parameters and floating-point operations. Reads no file and imports no JAX: sizes can be reasoned
+about without a device.
 """
 
 from __future__ import annotations
@@ -73,8 +74,8 @@ class ModelSpec:
           The spec; keys absent from `config` take the family's defaults.
 
         Raises:
-          ModelLoadError: the family is not one of `FAMILIES`, a size is missing or impossible, or a key asks for a part that is
-            not built.
+          ModelLoadError: the family is not one of `FAMILIES`, a size is missing or impossible, or a key asks for a part
+            that is not built.
 
         Example:
           >>> spec = ModelSpec.from_hf({"model_type": "qwen3", "vocab_size": 512, "hidden_size": 128, "intermediate_size": 384,
@@ -83,6 +84,11 @@ class ModelSpec:
           >>> spec.num_params
           656448
         """
+        if "vision_config" in config:
+            raise ModelLoadError(
+                f"`model_type` {config.get('model_type')!r} is a vision-language model (config.json has `vision_config`), and only text is "
+                f"trained here; choose a text model of the families {', '.join(map(repr, FAMILIES))}."
+            )
         family = FAMILIES.get(config.get("model_type", ""))
         if family is None:
             raise ModelLoadError(
@@ -151,7 +157,7 @@ class ModelSpec:
 
     @property
     def num_active_matmul_params(self) -> int:
-        """Parameters that one token is multiplied with: projections, feed-forward and head; no norm, no embedding look-up."""
+        """Parameters that one token is multiplied with: projections, feed-forward, head; no norm, no embedding."""
         attention = 2 * self.hidden_size * (self.query_size + self.kv_size)
         layer = attention + 3 * self.hidden_size * self.intermediate_size
         return self.num_layers * layer + self.vocab_size * self.hidden_size
@@ -159,8 +165,9 @@ class ModelSpec:
     def flops_per_token(self, seq_len: int) -> int:
         """Floating-point operations of one token's forward and backward pass.
 
-        6 * active matmul parameters + 12 * layers * hidden * seq_len. Causal sparsity and recomputation are ignored, and the
-        attention term takes heads * head_dim to be the hidden size, so that figures compare with those published by this formula.
+        6 * active matmul parameters + 12 * layers * hidden * seq_len. Causal sparsity and recomputation are ignored,
+        and the attention term takes heads * head_dim to be the hidden size, so that figures compare with those
+        published by this formula.
 
         Args:
           seq_len: positions that one token attends over.

@@ -1,8 +1,8 @@
 """The decoder shared by every family, and `Model`: its pure face over a nested dict of arrays.
 
-nnx modules declare the network; `build_model` splits them once, without allocating anything, and from then on a model is a frozen
-description and its parameters are a plain dict. Layers are stacked [L, ...] and run by one `lax.scan`. Logits are not computed
-here: `hidden` and `head` are what a loss needs to score tokens chunk by chunk.
+nnx modules declare the network; `build_model` splits them once, without allocating anything, and from then on a model
+is a frozen description and its parameters are a plain dict. Layers are stacked [L, ...] and run by one `lax.scan`.
+Logits are not computed here: `hidden` and `head` are what a loss needs to score tokens chunk by chunk.
 
 Letters: B rows, T positions, D hidden, V vocabulary, L layers, N = B * T.
 """
@@ -20,17 +20,17 @@ from jax.sharding import Mesh
 
 from jaxrl.models.attention import Attention, visible_keys
 from jaxrl.models.layers import MLP, Embedding, RMSNorm, rope_tables
-from jaxrl.models.mesh import check_model_fits, param_shardings, pin
+from jaxrl.models.mesh import check_model_fits, param_shardings, pin, with_shardings
 from jaxrl.models.spec import ModelSpec
 
 Params = dict[str, Any]
 """Nested dict of arrays; the tree is drawn in `Model`."""
 
 _KEEP_PROJECTIONS = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
-"""Without `remat = "layer"` the backward pass still recomputes what is cheap: norms, rotations, activations, attention scores.
+"""What is kept without `remat = "layer"`: products. Norms, rotations, activations and attention scores are recomputed.
 
-Keeping those would cost more memory traffic than it saves arithmetic: on a CPU, gradients of 3 layers of width 128 over 32 x 128 tokens
-take a fifth less time without them, in 124 instead of 322 MB.
+Keeping those would cost more memory traffic than it saves arithmetic: on a CPU, gradients of 3 layers of width 128 over
+32 x 128 tokens take a fifth less time without them, in 124 instead of 322 MB.
 """
 
 
@@ -76,7 +76,8 @@ class Transformer(nnx.Module):
         B, T = token_ids_BT.shape
         rope = rope_tables(position_ids_BT, self.spec.head_dim, self.spec.rope_theta)
         mask_BTT = visible_keys(segment_ids_BT)
-        # Invariant: padding enters as zeros and sees only padding, so its hidden states are zeros whatever ids it carries.
+        # Invariant: padding enters as zeros and sees only padding, so its hidden states are zeros whatever ids it
+        # carries.
         is_real_BT1 = (segment_ids_BT != 0)[:, :, None]
         x_BTD = jnp.where(is_real_BT1, self.embed(token_ids_BT, compute_dtype, mesh), 0)
         x_ND = pin(x_BTD.reshape(B * T, -1), mesh, ("tokens", "hidden"))
@@ -121,16 +122,19 @@ class Model:
     ) -> jax.Array:
         """Hidden states after the final norm, ready for the head.
 
-        Attention is causal and stays inside a segment. Positions of segment 0 are padding: their hidden states are zeros, whatever
-        token ids they carry, and they add nothing to any gradient. A token id outside the vocabulary gives NaN.
+        Attention is causal and stays inside a segment. Positions of segment 0 are padding: their hidden states are
+        zeros, whatever token ids they carry, and they add nothing to any gradient. A token id outside the vocabulary
+        gives NaN.
 
         Args:
           params: the dict drawn in the class docstring, float.
           token_ids_BT: [B, T] int.
           position_ids_BT: [B, T] int, counted from 0 inside each segment.
           segment_ids_BT: [B, T] int, 0 for padding.
-          compute_dtype: dtype of activations and of the weights they meet; softmax, norms and rotations are float32 regardless.
-          remat: `layer` keeps only each layer's input for the backward pass; `none` keeps every projection's output too.
+          compute_dtype: dtype of activations and of the weights they meet; softmax, norms and rotations are float32
+            regardless.
+          remat: `layer` keeps only each layer's input for the backward pass; `none` keeps every projection's output
+            too.
 
         Returns:
           [B, T, D] in `compute_dtype`.
@@ -151,7 +155,8 @@ class Model:
 
     def abstract_params(self, param_dtype: jax.typing.DTypeLike) -> Params:
         """Shape, dtype and (with a mesh) sharding of every parameter, without allocating any."""
-        return _with_shardings(_abstract_params(self.spec, param_dtype), self.mesh)
+        params = _abstract_params(self.spec, param_dtype)
+        return params if self.mesh is None else with_shardings(self.mesh, params)
 
 
 def build_model(spec: ModelSpec, mesh: Mesh | None = None) -> Model:
@@ -197,13 +202,3 @@ def _abstract_transformer(spec: ModelSpec) -> Transformer:
 def _abstract_params(spec: ModelSpec, param_dtype: jax.typing.DTypeLike) -> Params:
     params = nnx.to_pure_dict(nnx.state(_abstract_transformer(spec)))
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, param_dtype), params)
-
-
-def _with_shardings(params: Params, mesh: Mesh | None) -> Params:
-    if mesh is None:
-        return params
-    return jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-        params,
-        param_shardings(mesh, params),
-    )

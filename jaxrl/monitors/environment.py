@@ -1,7 +1,7 @@
-"""What a run ran on: package versions, the commit of the code, Python, the platform and the devices, for `environment.json`.
+"""What a run ran on: packages, the commit of the code, Python, the platform and the devices, for `environment.json`.
 
-In: device names as text, since this package never imports JAX. Out: a JSON value. Environment variables, host names and user names are
-not recorded.
+In: device names as text, since this package never imports JAX. Out: a JSON value. Environment variables, host names and
+user names are not recorded.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def describe_environment(devices: Sequence[str] = ()) -> dict[str, Any]:
       devices: one name per device, such as `TFRT_CPU_0`.
 
     Returns:
-      A JSON object with `jaxrl, commit, is_modified, started, python, platform, num_cpus, devices, packages`. `commit` and `is_modified`
-      are None when the code does not stand in a git checkout.
+      A JSON object with `jaxrl, commit, is_modified, started, python, platform, num_cpus, devices, packages`. `commit`
+      and `is_modified` are None when the code does not stand in a git checkout.
     """
     commit = _git("rev-parse", "HEAD")
     changes = _git("status", "--porcelain", "--untracked-files=no") if commit else None

@@ -1,7 +1,8 @@
-"""Lines of JSON on disk: `metrics.jsonl`, the one record that every run keeps, and the writer that the other logs share.
+"""Lines of JSON on disk: `metrics.jsonl`, which every run keeps, and the writer that the other logs share.
 
-In: a step and its numbers. Out: one row per step, in step order, on disk as soon as the call returns. Numbers that come late, such as the
-scores of an evaluation, are merged into their step's row. It keeps no rows in memory, and no view of them.
+In: a step and its numbers. Out: one row per step, in step order, on disk as soon as the call returns. Numbers that come
+late, such as the scores of an evaluation, are merged into their step's row. It keeps no rows in memory, and no view of
+them.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _LINE_ENDS = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}
 
 
 def to_json(value: Any) -> str:
-    """Return one line of JSON; arrays become lists, dataclasses objects, anything unknown its text, and a non-finite number null."""
+    """Return one line of JSON: arrays as lists, dataclasses as objects, non-finite numbers as null, all else as text."""
     return json.dumps(_plain(value), ensure_ascii=False, allow_nan=False).translate(_LINE_ENDS)
 
 
@@ -61,7 +62,8 @@ class MetricsFile:
 
         Args:
           path: where; the folder is made.
-          resume_step: None begins an empty file; a step keeps the rows up to it and drops the later ones, which the run will write again.
+          resume_step: None begins an empty file; a step keeps the rows up to it and drops the later ones, which the run
+            will write again.
 
         Raises:
           ConfigError: the file cannot be written; a run does not start without its record.
@@ -89,7 +91,7 @@ class MetricsFile:
         if dropped:
             logger.warning("step %d: not finite and left out of %s: %s", step, self._path.name, ", ".join(dropped))
         with self._lock:
-            if step > self._last_step and self._file is not None:
+            if step > self._last_step and self._file is not None and self._path.exists():
                 self._file.write(to_json({"step": step, **finite}) + "\n")
                 self._last_step = step
                 return
@@ -107,10 +109,11 @@ class MetricsFile:
 
     def _rewrite(self, rows: list[dict[str, Any]]) -> None:
         """Replace the file in one move, so that a crash leaves the old or the new rows."""
-        if self._file is not None:
-            self._file.close()
         new = self._path.with_suffix(".jsonl.new")
         new.write_text("".join(to_json(row) + "\n" for row in rows), encoding="utf-8")
+        # Only now: a disk that is full must not leave a closed file, which would refuse every later row.
+        if self._file is not None:
+            self._file.close()
         os.replace(new, self._path)
         self._file = self._path.open("a", encoding="utf-8", buffering=1)
 

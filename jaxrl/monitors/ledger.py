@@ -14,7 +14,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from jaxrl.errors import RunFailedError
-from jaxrl.types import Bucket, Rollout
+from jaxrl.monitors.metrics import ledger_count
+from jaxrl.types import Bucket, Rollout, filtered
 
 
 class Ledger:
@@ -32,9 +33,7 @@ class Ledger:
         self.dispatched = 0
         self.pending = 0
         self.truncated = 0
-        self._columns = [str(b) for b in Bucket if b is not Bucket.PENDING] + [
-            f"filtered/{name}" for name in filter_names
-        ]
+        self._columns = [str(b) for b in Bucket if b is not Bucket.PENDING] + [filtered(name) for name in filter_names]
         self._counts: Counter[str] = Counter()
 
     def dispatch(self, num_rollouts: int) -> None:
@@ -87,12 +86,9 @@ class Ledger:
     def metrics(self) -> dict[str, float]:
         """Return `ledger/<bucket>` totals since the start of the run, with `dispatched` and `truncated` beside them."""
         names = dict.fromkeys([*self._columns, *sorted(self._counts)])
-        totals = {f"ledger/{name}": float(self._counts[name]) for name in names}
-        return totals | {
-            "ledger/pending": float(self.pending),
-            "ledger/dispatched": float(self.dispatched),
-            "ledger/truncated": float(self.truncated),
-        }
+        beside = {"pending": self.pending, "dispatched": self.dispatched, "truncated": self.truncated}
+        totals = {name: self._counts[name] for name in names} | beside
+        return {ledger_count(name): float(total) for name, total in totals.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the decided counts; pending rollouts are played again after a restart, and so dispatched again."""

@@ -1,7 +1,7 @@
-"""The reward curve of a run as a picture, drawn from `metrics.jsonl` alone, so that it can be drawn again from any run folder.
+"""The reward curve of a run as a picture, drawn from `metrics.jsonl` alone: any run folder can be drawn again.
 
-In: a run folder. Out: `reward_curve.png` in it: every step's mean reward, a smoothed curve, and the scores of the base policy and of later
-ones on held-out tasks. It keeps no state in matplotlib and needs no display.
+In: a run folder. Out: `reward_curve.png` in it: every step's mean reward, a smoothed curve, and the scores of the base
+policy and of later ones on held-out tasks. It keeps no state in matplotlib and needs no display.
 """
 
 from __future__ import annotations

@@ -1,17 +1,18 @@
 """Rollouts as lines of JSON, for people and for tools that look at what was played and what was learned from it.
 
-In: `Rollout`s of a step, in whatever bucket they ended. Out: one object per rollout: task, messages, reward or error, bucket, and per
-branch the token ids with every stream that the trainer saw. Writing happens in a worker thread; nothing here changes a rollout.
+In: `Rollout`s of a step, in whatever bucket they ended. Out: one object per rollout: task, messages, reward or error,
+bucket, and per branch the token ids with every stream that the trainer saw. Writing happens in a worker thread; nothing
+here changes a rollout.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
-from jaxrl.types import OPTIONAL_STREAMS, Node, Rollout, TrainingSample
+from jaxrl.types import OPTIONAL_STREAMS, Node, Rollout
 
 _DIGITS = 6
 """Decimals of a logged float: float32 logprobs have no more, and the files stay half as large."""
@@ -25,11 +26,11 @@ def rollout_record(step: int, rollout: Rollout) -> dict[str, Any]:
       rollout: scored or failed, trained or dropped.
 
     Returns:
-      An object with `step, env, task, group_id, member, draw_index, reward, error, bucket, stop_reason, is_truncated, text, messages,
-      samples, metrics, info, num_turns, num_completion_tokens, duration_s`. `samples` has one entry per branch: `token_ids`, `loss_mask`
-      (0 or 1), `versions` (null where the policy did not sample) and `streams`, all of one length; absent streams are left out.
+      An object with `step, env, task, group_id, member, draw_index, reward, error, bucket, stop_reason, is_truncated,
+      text, messages, samples, metrics, info, num_turns, num_completion_tokens, duration_s`. `samples` has one entry per
+      branch: `token_ids`, `loss_mask` (0 or 1), `versions` (null where the policy did not sample) and `streams`, all of
+      one length; absent streams are left out.
     """
-    failure = rollout.failure
     return {
         "step": step,
         "env": rollout.env_name,
@@ -38,13 +39,13 @@ def rollout_record(step: int, rollout: Rollout) -> dict[str, Any]:
         "member": rollout.member,
         "draw_index": rollout.draw_index,
         "reward": rollout.reward,
-        "error": None if failure is None else {"boundary": failure.boundary, "type": failure.type, "message": failure.message},
+        "error": None if rollout.failure is None else asdict(rollout.failure),
         "bucket": rollout.bucket,
         "stop_reason": rollout.stop_reason,
         "is_truncated": rollout.is_truncated,
         "text": rollout.completion_text,
         "messages": rollout.messages(),
-        "samples": [_branch_record(path, rollout.samples) for path in _branches(rollout.nodes)],
+        "samples": [_branch_record(rollout, leaf) for leaf in rollout.leaves],
         "metrics": dict(rollout.metrics),
         "info": rollout.info,
         "num_turns": rollout.num_turns,
@@ -53,22 +54,11 @@ def rollout_record(step: int, rollout: Rollout) -> dict[str, Any]:
     }
 
 
-def _branches(nodes: list[Node]) -> Iterator[list[Node]]:
-    """Yield every root-to-leaf path."""
-    parents = {node.parent for node in nodes}
-    for leaf in (index for index in range(len(nodes)) if index not in parents):
-        path: list[Node] = []
-        index: int | None = leaf
-        while index is not None:
-            path.append(nodes[index])
-            index = nodes[index].parent
-        yield path[::-1]
-
-
-def _branch_record(path: list[Node], samples: list[TrainingSample]) -> dict[str, Any]:
+def _branch_record(rollout: Rollout, leaf: int) -> dict[str, Any]:
     """Return one branch: the trained sample where there is one with these ids, else what the nodes say."""
+    path = [rollout.nodes[index] for index in rollout.path_to(leaf)]
     token_ids = np.concatenate([node.token_ids for node in path])
-    sample = next((s for s in samples if np.array_equal(s.token_ids, token_ids)), None)
+    sample = next((s for s in rollout.samples if np.array_equal(s.token_ids, token_ids)), None)
     streams: dict[str, list[float | None]] = {}
     if sample is None:
         loss_mask = np.concatenate([_sampled(node) if node.loss_mask is None else node.loss_mask for node in path])

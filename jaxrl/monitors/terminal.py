@@ -1,7 +1,7 @@
 """The run on a terminal: a live view for a person, one plain line per step for a log file or CI.
 
-In: steps, evaluations, phases and words on what is being waited for. Out: text on a console. The live view is redrawn by a thread of its
-own from the state kept here; log lines go above it. It reads no files and computes no metric.
+In: steps, evaluations, phases and words on what is being waited for. Out: text on a console. The live view is redrawn
+by a thread of its own from the state kept here; log lines go above it. It reads no files and computes no metric.
 """
 
 from __future__ import annotations
@@ -86,7 +86,8 @@ class Terminal:
             self._live = Live(get_renderable=self._render, console=self._console, refresh_per_second=5)
             self._moved_handlers = [(handler, handler.stream) for handler in _console_handlers()]
             self._live.start()
-            # A handler made earlier holds the real stream and would write across the view; the view's own stream prints above it.
+            # A handler made earlier holds the real stream and would write across the view; the view's own stream prints
+            # above it.
             for handler, _ in self._moved_handlers:
                 handler.setStream(sys.stderr)
 
@@ -146,6 +147,10 @@ class Terminal:
         if self._step > self._first_step:
             self._print(self._summary())
             self._step = self._first_step
+
+    def abandon(self) -> None:
+        """Show the cursor again and wait for nobody: the process ends at once."""
+        self._console.show_cursor()
 
     def _summary(self) -> str:
         parts = [f"{self._step - self._first_step} steps in {_duration(self._clock() - self._started)}"]

@@ -29,17 +29,14 @@ class Batcher:
           tokens: tokens of one step; exactly one of the two.
           tokens_per_group: first guess of a group's tokens, until groups were seen.
         """
-        assert (groups is None) != (tokens is None), "a step is counted in groups or in tokens"
-        self._groups = groups
-        self._tokens = tokens
-        self._tokens_per_group: float = tokens_per_group
+        needed = tokens if groups is None else groups
+        assert needed is not None and (groups is None or tokens is None), "a step is counted in groups or in tokens"
+        self.needed = needed
+        """Size of one step, in groups or in tokens."""
+        self._is_in_groups = groups is not None
+        self._tokens_per_group = tokens_per_group
         self._has_seen_group = False
         self._queue: deque[KeptGroup] = deque()
-
-    @property
-    def needed(self) -> int:
-        """Size of one step, in groups or in tokens."""
-        return self._groups if self._groups is not None else self._tokens or 0
 
     @property
     def kept(self) -> int:
@@ -54,15 +51,11 @@ class Batcher:
     @property
     def groups_per_step(self) -> int:
         """Groups that a step takes, an estimate when steps are counted in tokens."""
-        return (
-            self._groups
-            if self._groups is not None
-            else max(1, math.ceil((self._tokens or 0) / self._tokens_per_group))
-        )
+        return self.needed if self._is_in_groups else max(1, math.ceil(self.needed / self._tokens_per_group))
 
     def expected_size(self, num_groups: int) -> float:
         """Return the expected size of groups that are still being played."""
-        return float(num_groups) if self._groups is not None else num_groups * self._tokens_per_group
+        return float(num_groups) if self._is_in_groups else num_groups * self._tokens_per_group
 
     def add(self, group: KeptGroup) -> None:
         """Queue a group."""
@@ -104,7 +97,7 @@ class Batcher:
         self._has_seen_group = bool(state["has_seen_group"])
 
     def _size(self, group: KeptGroup) -> int:
-        return 1 if self._groups is not None else group.num_tokens
+        return 1 if self._is_in_groups else group.num_tokens
 
 
 def build_batcher(config: OrchestratorConfig, row_length: int) -> Batcher:

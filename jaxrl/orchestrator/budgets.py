@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from jaxrl.errors import RunFailedError
 from jaxrl.monitors import metrics as names
-from jaxrl.orchestrator.metrics import StepWindow
+from jaxrl.orchestrator.metrics import StepTally
 from jaxrl.types import Rollout
 
 
@@ -54,13 +54,13 @@ class EmptyBatchBudget:
         """Count a batch; one that was shipped ends the row of batches."""
         self._num_batches = 0 if is_shipped else self._num_batches + 1
 
-    def check(self, step: int, groups_per_step: int, window: StepWindow) -> None:
+    def check(self, step: int, groups_per_step: int, tally: StepTally) -> None:
         """End the run when the budget is spent.
 
         Args:
           step: the step being collected.
           groups_per_step: groups that make a batch.
-          window: what became of the rollouts since the last step.
+          tally: what became of the rollouts since the last step.
 
         Raises:
           RunFailedError: says what became of them, and what to do.
@@ -68,11 +68,12 @@ class EmptyBatchBudget:
         num_batches = self._num_batches + self._num_groups // groups_per_step
         if num_batches < self._max_in_a_row:
             return
-        buckets = ", ".join(f"{bucket} {count}" for bucket, count in sorted(window.count_buckets().items()))
-        reward = window.metrics().get(names.REWARD_MEAN)
+        buckets = ", ".join(f"{bucket} {count}" for bucket, count in sorted(tally.count_buckets().items()))
+        reward = tally.metrics().get(names.REWARD_MEAN)
         raise RunFailedError(
             f"step {step}: {num_batches} batches in a row gave nothing to train on; rollouts since the last step: "
             f"{buckets}; mean reward {'undefined' if reward is None else f'{reward:.4g}'}. Equal rewards in every "
             "group carry no signal: use tasks that the policy solves sometimes, or a larger `orchestrator.group_size`; "
+            "overlong rollouts need a longer `trainer.row_length`; "
             "otherwise mend what failed, or raise `orchestrator.max_empty_batches`"
         )

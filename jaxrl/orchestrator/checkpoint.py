@@ -104,5 +104,8 @@ class Stateful:
             self.ledger.load_state_dict(state.ledger)
             self.batcher.load_state_dict(state.batcher)
         except (ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(f"the checkpoint of step {state.step} is of another run: {error}") from error
+            raise CheckpointError(
+                f"the checkpoint of step {state.step} is of another run: {error}; resume with the environments, tasks and seed that it was "
+                "made with, or start a new run"
+            ) from error
         return state.step

@@ -97,7 +97,10 @@ class DrawSource:
                 f"the state is of the environments {sorted(state['envs'])}, but the run has {sorted(self._envs)}"
             )
         for name, env in self._envs.items():
-            env.tasks.load_state_dict(state["envs"][name]["tasks"])
+            try:
+                env.tasks.load_state_dict(state["envs"][name]["tasks"])
+            except ValueError as error:
+                raise ValueError(f"environment {name!r}: {error}") from error
             self._draw_indices[name] = int(state["envs"][name]["num_draws"])
         self._num_draws = int(state["num_draws"])
         self._again = deque(again)

@@ -17,21 +17,13 @@ from jaxrl.config.orchestrator import FilterConfig
 from jaxrl.monitors import metrics as names
 from jaxrl.types import Bucket, Rollout, staleness_steps
 
-PACK_S = "time/pack_s"
-"""Packing the step's batch, in a worker thread."""
-REWARD_TRAINED_MEAN = "rollout/reward/trained_mean"
-"""Mean reward of the rollouts that were trained on; beside `rollout/reward/mean` it shows what the filters took
-away."""
-OVERLONG_SAMPLES = "pack/overlong_samples"
-"""Samples of the step that were longer than a row, dropped or truncated."""
-DROPPED_TOKENS_MEAN = "rollout/completion_tokens/stale_mean"
-"""Completion tokens per stale rollout: staleness that takes the long ones shows here."""
-
 LAG_SAMPLES = 1000
+"""Measurements of the event loop's lag that are kept, the newest ones."""
 LAG_INTERVAL_S = 0.1
+"""Time between two of them."""
 
 
-class StepWindow:
+class StepTally:
     """Everything decided since the last step shipped."""
 
     def __init__(self) -> None:
@@ -76,9 +68,11 @@ class StepWindow:
         values = _mean(names.REWARD_MEAN, [r.score for r in scored])
         for env_name in dict.fromkeys(r.env_name for r in scored):
             values |= _mean(names.reward_mean(env_name), [r.score for r in scored if r.env_name == env_name])
-        values |= _mean(REWARD_TRAINED_MEAN, [r.score for r in scored if r.bucket == Bucket.TRAINED])
+        values |= _mean(names.REWARD_TRAINED_MEAN, [r.score for r in scored if r.bucket == Bucket.TRAINED])
         values |= _mean(names.COMPLETION_TOKENS_MEAN, [r.num_completion_tokens for r in decided if r.failure is None])
-        values |= _mean(DROPPED_TOKENS_MEAN, [r.num_completion_tokens for r in decided if r.bucket == Bucket.STALE])
+        # Beside the mean of all: staleness that takes the long ones shows here.
+        stale = [r for r in decided if r.bucket == Bucket.STALE]
+        values |= _mean(names.STALE_COMPLETION_TOKENS_MEAN, [r.num_completion_tokens for r in stale])
         values |= _mean(names.ERROR_FRAC, [r.failure is not None for r in decided])
         values |= _mean(names.TRUNCATED_FRAC, [r.is_truncated for r in decided])
         if self._num_credited_groups:
@@ -97,7 +91,7 @@ class StepWindow:
 
 def time_metrics(rollouts: Iterable[Rollout], *, generate_s: float, wait_s: float, pack_s: float) -> dict[str, float]:
     """Return where the time of a step went, and how fast the tokens of its decided rollouts were generated."""
-    values = {names.GENERATE_S: generate_s, names.WAIT_FOR_POLICY_S: wait_s, PACK_S: pack_s}
+    values = {names.GENERATE_S: generate_s, names.WAIT_FOR_POLICY_S: wait_s, names.PACK_S: pack_s}
     if generate_s > 0:
         values[names.GENERATED_TOKENS_PER_S] = sum(r.num_completion_tokens for r in rollouts) / generate_s
     return values

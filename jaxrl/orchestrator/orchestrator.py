@@ -35,7 +35,7 @@ from jaxrl.orchestrator.checkpoint import Stateful
 from jaxrl.orchestrator.dispatcher import Dispatcher
 from jaxrl.orchestrator.draws import DrawSource
 from jaxrl.orchestrator.groups import OpenGroup
-from jaxrl.orchestrator.metrics import OVERLONG_SAMPLES, StepTimer, StepWindow, staleness_metrics, time_metrics
+from jaxrl.orchestrator.metrics import StepTally, StepTimer, staleness_metrics, time_metrics
 from jaxrl.orchestrator.ports import Evaluate, Pack, Policy, StepMonitors, TrainerChannel
 from jaxrl.orchestrator.reporter import Reporter
 from jaxrl.orchestrator.rules import expected_step, is_stale, lead_steps, may_dispatch, may_draw, should_ship
@@ -99,14 +99,14 @@ class Orchestrator:
         self._versions: asyncio.Queue[int | None] = asyncio.Queue()
         self._snapshots: dict[int, bytes] = {}
         self._last_reported = 0
-        self._window = StepWindow()
+        self._tally = StepTally()
         self._timer = StepTimer(clock)
         self._empty_batches = EmptyBatchBudget(config.max_empty_batches)
         self._ledger = Ledger(f.type for f in [*config.pre_batch_filters, *config.post_batch_filters])
         self._source = DrawSource(envs, seed)
         self._sink = Sink(
             self._ledger,
-            self._window,
+            self._tally,
             is_ordered=self._async_level == 0,
             pre_batch_filters=config.pre_batch_filters,
             max_consecutive_failures=config.max_consecutive_failures,
@@ -257,7 +257,7 @@ class Orchestrator:
             self._batcher.add(kept)
             self._monitors.progress("generating", min(self._batcher.kept, self._batcher.needed), self._batcher.needed)
         self._empty_batches.add_group(is_kept=kept is not None)
-        self._empty_batches.check(self._step, self._batcher.groups_per_step, self._window)
+        self._empty_batches.check(self._step, self._batcher.groups_per_step, self._tally)
 
     def _draw(self, tasks: asyncio.TaskGroup) -> None:
         is_open = may_dispatch(self._step, self._pool.version, self._async_level)
@@ -298,16 +298,16 @@ class Orchestrator:
         pack_s = self._clock() - packing_s
         self._empty_batches.add_batch(is_shipped=made is not None)
         if made is None:
-            self._empty_batches.check(self._step, self._batcher.groups_per_step, self._window)
+            self._empty_batches.check(self._step, self._batcher.groups_per_step, self._tally)
             return
         batch, trained = made
         if self._step == self._max_steps:
             self._abandon()
         self._ledger.check(self._num_held())
-        rollouts = self._window.rollouts()
+        rollouts = self._tally.rollouts()
         times = time_metrics(rollouts, generate_s=generate_s, wait_s=wait_s, pack_s=pack_s)
         shipped = ShippedStep(self._step, self._step_metrics(batch, trained) | times, rollouts)
-        self._window.clear()
+        self._tally.clear()
         self._reporter.shipped.put_nowait(shipped)
         # Invariant: the snapshot of a step exists before the trainer can ask for it.
         self._keep_snapshot(self._step)
@@ -318,10 +318,10 @@ class Orchestrator:
         self._timer.restart()
 
     def _step_metrics(self, batch: TrainBatch, trained: list[Rollout]) -> dict[str, float]:
-        values = self._window.metrics() | self._ledger.metrics() | staleness_metrics(batch.step, trained)
+        values = self._tally.metrics() | self._ledger.metrics() | staleness_metrics(batch.step, trained)
         for env in self._envs:
             values |= {names.task_metric(env.name, counter): value for counter, value in env.tasks.metrics().items()}
-        return values | {OVERLONG_SAMPLES: float(len(batch.overlong))}
+        return values | {names.OVERLONG_SAMPLES: float(len(batch.overlong))}
 
     async def _wait(self) -> None:
         """Wait until something happened."""
@@ -383,8 +383,8 @@ class Orchestrator:
     async def _close(self) -> None:
         """Tell the trainer, write down rollouts of no shipped step, and give back what the algorithms opened."""
         self._channel.close()
-        if self._window.rollouts():
-            await asyncio.to_thread(self._monitors.log_rollouts, self._step, self._window.rollouts())
+        if self._tally.rollouts():
+            await asyncio.to_thread(self._monitors.log_rollouts, self._step, self._tally.rollouts())
         for env in self._envs:
             for pool in env.algorithm.connected_pools:
                 await pool.close()

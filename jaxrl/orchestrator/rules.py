@@ -16,7 +16,7 @@ def lead_steps(step: int, version: int) -> int:
       >>> lead_steps(step=3, version=2), lead_steps(step=3, version=0)
       (0, 2)
     """
-    return (step - 1) - version
+    return staleness_steps(step, version)
 
 
 def may_dispatch(step: int, version: int, async_level: int) -> bool:

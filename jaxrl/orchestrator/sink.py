@@ -21,13 +21,13 @@ from functools import partial
 
 from jaxrl.batching import rollout_to_samples
 from jaxrl.config.orchestrator import FilterConfig
+from jaxrl.envs.play import is_cancelled_by_owner
 from jaxrl.errors import DeadlineError, SampleError
 from jaxrl.monitors.ledger import Ledger
 from jaxrl.orchestrator.budgets import FailureBudget
-from jaxrl.orchestrator.failures import is_cancelled_by_owner, mark_failed
 from jaxrl.orchestrator.filters import apply_filters
 from jaxrl.orchestrator.groups import KeptGroup, OpenGroup
-from jaxrl.orchestrator.metrics import StepWindow
+from jaxrl.orchestrator.metrics import StepTally
 from jaxrl.types import Boundary, Bucket, Rollout, filtered
 
 MAX_SCORING_HOOKS = 64
@@ -40,7 +40,7 @@ class Sink:
     def __init__(
         self,
         ledger: Ledger,
-        window: StepWindow,
+        tally: StepTally,
         *,
         is_ordered: bool,
         pre_batch_filters: Sequence[FilterConfig],
@@ -51,14 +51,14 @@ class Sink:
 
         Args:
           ledger: gets every decision.
-          window: gets every decided rollout of the step being collected.
+          tally: gets every decided rollout of the step being collected.
           is_ordered: groups are credited and finished in draw order, whatever order they complete in.
           pre_batch_filters: applied on commit.
           max_consecutive_failures: failed rollouts in a row that end the run.
           on_change: called after every arrival and every finished group.
         """
         self._ledger = ledger
-        self._window = window
+        self._tally = tally
         self._is_ordered = is_ordered
         self._filters = pre_batch_filters
         self._failures = FailureBudget(max_consecutive_failures)
@@ -100,7 +100,7 @@ class Sink:
         rollouts = opened.group.rollouts
         rewards = [r.reward if r.is_scored else None for r in rollouts]
         opened.env.tasks.update(opened.draw.spec, rewards, [float(r.num_completion_tokens) for r in rollouts])
-        self._window.add_group(rollouts)
+        self._tally.add_group(rollouts)
         self.decide(opened, [r for r in rollouts if r.failure is not None], Bucket.ERRORED)
         self.decide(opened, [r for r in rollouts if r.failure is None and r.reward is None], Bucket.UNSCORED)
         kept = self.filter([KeptGroup(opened, opened.group.survivors)], self._filters)
@@ -113,7 +113,7 @@ class Sink:
             result = apply_filters(group.rollouts, filters)
             for rollout, name in result.dropped:
                 self.decide(group.source, [rollout], filtered(name))
-            self._window.add_matches(result.matched, len(group.rollouts), filters)
+            self._tally.add_matches(result.matched, len(group.rollouts), filters)
             if result.kept:
                 kept.append(KeptGroup(group.source, result.kept))
         return kept
@@ -122,7 +122,7 @@ class Sink:
         """File pending rollouts of one group in a ledger bucket."""
         for rollout in rollouts:
             self._ledger.decide(rollout, bucket)
-            self._window.add_rollout(opened.order, rollout)
+            self._tally.add_rollout(opened.order, rollout)
 
     async def _score_arrival(self, opened: OpenGroup, rollout: Rollout) -> None:
         if rollout.failure is not None:
@@ -130,15 +130,11 @@ class Sink:
         try:
             rollout.samples = rollout_to_samples(rollout)
         except SampleError as error:
-            mark_failed(rollout, Boundary.POLICY, error)
+            rollout.fail(Boundary.POLICY, error)
             return
         if not rollout.samples:
-            mark_failed(
-                rollout,
-                Boundary.ENV,
-                "the policy sampled no token in it, so there is nothing to train on",
-                kind="EmptyRollout",
-            )
+            reason = "the policy sampled no token in it, so there is nothing to train on"
+            rollout.fail(Boundary.ENV, reason, kind="EmptyRollout")
             return
         await self._run_hook(opened, [rollout], partial(opened.env.algorithm.finalize_rollout, rollout))
 
@@ -176,4 +172,4 @@ class Sink:
                 late = DeadlineError(f"the algorithm's hook took more than {deadline_s:g} s")
                 error = late if timer.expired() else raised
         for rollout in rollouts:
-            mark_failed(rollout, Boundary.ALGORITHM, error)
+            rollout.fail(Boundary.ALGORITHM, error)

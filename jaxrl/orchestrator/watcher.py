@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from jaxrl.orchestrator.failures import is_cancelled_by_owner
+from jaxrl.envs.play import is_cancelled_by_owner
 from jaxrl.orchestrator.ports import Evaluate, Policy, TrainerChannel
 from jaxrl.orchestrator.rules import is_eval_due
 

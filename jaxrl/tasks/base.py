@@ -1,7 +1,7 @@
 """Which task next: the protocol of every task sampler.
 
-A sampler owns a finite list of task specs and hands them out; it sees every scored group before any gate or filter. State is
-JSON, so that a checkpoint can hold it. Nothing here knows rollouts, environments or advantages.
+A sampler owns a finite list of task specs and hands them out; it sees every scored group before any gate or filter.
+State is JSON, so that a checkpoint can hold it. Nothing here knows rollouts, environments or advantages.
 """
 
 from __future__ import annotations
@@ -29,10 +29,14 @@ class TaskSampler(Protocol):
         """Draw one task."""
         ...
 
-    def update(
-        self, task: TaskSpec, rewards: Sequence[float | None], costs: Sequence[float] | None = None
-    ) -> None:
-        """Learn from one scored group: a reward per rollout (None where missing) and, for every group or for none, a cost per rollout."""
+    def update(self, task: TaskSpec, rewards: Sequence[float | None], costs: Sequence[float] | None = None) -> None:
+        """Learn from one scored group.
+
+        Args:
+          task: the task, as it was drawn.
+          rewards: one per rollout; None where it is missing.
+          costs: one per rollout, given for every group or for none.
+        """
         ...
 
     def state_dict(self) -> dict[str, Any]:
@@ -44,5 +48,5 @@ class TaskSampler(Protocol):
         ...
 
     def metrics(self) -> dict[str, float]:
-        """Return counters: groups, signal_groups, unscored_groups, episodes, scored_episodes, missing_rewards, cost and derived ratios."""
+        """Return the counters of `tasks.counting.GroupCounters` and the ratios that follow from them."""
         ...

@@ -17,14 +17,17 @@ class GroupCounters:
     """Running totals of one task sampler."""
 
     groups: int = 0
+    """Groups that were counted."""
     signal_groups: int = 0
     """Groups with two scored rollouts or more whose rewards differ."""
     unscored_groups: int = 0
     """Groups without a single reward."""
     episodes: int = 0
-    """Rollouts of all groups, scored or not."""
+    """Rollouts of all groups, scored or not; the counters' public names say episode where the rest of the code says rollout."""
     scored_episodes: int = 0
+    """Rollouts with a reward."""
     missing_rewards: int = 0
+    """Rollouts without one."""
     cost: float | None = None
     """Sum of the costs; None until a group reports some."""
 
@@ -33,7 +36,7 @@ class GroupCounters:
 
         Args:
           rewards: one per rollout, at least one; None or NaN where the environment gave none, which is never counted as
-          zero.
+            zero.
           costs: one finite number >= 0 per rollout, or None; given for every group of a run or for none.
 
         Raises:

@@ -32,7 +32,7 @@ def unique_task_ids(tasks: Sequence[TaskSpec]) -> list[str]:
 
     Raises:
       ValueError: the list is empty, or two tasks have one id, so that a result could not be told to belong to one of
-      them.
+        them.
     """
     ids = [task_id(spec) for spec in tasks]
     if not ids:

@@ -77,7 +77,7 @@ class UniformSampler:
 
         Raises:
           ValueError: the state is of another kind of sampler, of other tasks or of another seed; nothing is changed
-          then.
+            then.
         """
         check_state(state, self._kind, positions=("epoch", "cursor"))
         if state["cursor"] >= len(self._tasks):

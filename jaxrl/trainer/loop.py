@@ -41,7 +41,7 @@ ORCHESTRATOR_PART = "orchestrator"
 """Name of the orchestrator's bytes in a checkpoint."""
 
 
-class TrainerChannel(Protocol):
+class BatchChannel(Protocol):
     """The trainer's side of the channel between the two arms; blocking and thread-safe."""
 
     def receive(self, timeout_s: float) -> TrainBatch | None:
@@ -67,7 +67,7 @@ class Trainer:
         config: TrainerConfig,
         *,
         device: DeviceThread,
-        channel: TrainerChannel,
+        channel: BatchChannel,
         publish: Callable[[int, Params], None],
         checkpointer: Checkpointer | None,
         snapshot: Callable[[], bytes],

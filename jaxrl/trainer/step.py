@@ -30,7 +30,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxrl.config.trainer import COUNT_AXES, TrainerConfig
 from jaxrl.losses import MetricSums, finish_metrics, has_context, loss_and_sums, merge_metrics, token_scores
 from jaxrl.models import Model
-from jaxrl.models.mesh import batch_sharding, param_shardings, replicated
+from jaxrl.models.mesh import batch_sharding, replicated, with_shardings
 from jaxrl.models.transformer import Params
 from jaxrl.trainer.optimizer import build_optimizer, build_schedule
 from jaxrl.trainer.state import Accumulator, TrainState
@@ -116,8 +116,8 @@ class StepPrograms:
         self._optimizer = build_optimizer(config.optimizer)
         self._schedule = build_schedule(config.optimizer, max_steps)
 
-        params = _abstract(model.abstract_params(config.param_dtype), mesh)
-        self.abstract_state: TrainState = _abstract(jax.eval_shape(self._new_state, params), mesh)
+        params = with_shardings(mesh, model.abstract_params(config.param_dtype))
+        self.abstract_state: TrainState = with_shardings(mesh, jax.eval_shape(self._new_state, params))
         """Shape, dtype and sharding of every leaf of the state: what a checkpoint is restored into."""
         rows = config.rows * config.mesh.row_shards
         batch = batch_sharding(mesh)
@@ -129,7 +129,7 @@ class StepPrograms:
         denominators = jax.ShapeDtypeStruct((len(COMPONENTS),), jnp.float32, sharding=replicated(mesh))
         metrics = jax.eval_shape(self._loss, params, arrays, denominators)[1][0]
         grads = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.float32), params)
-        accumulator = Accumulator(_abstract(grads, mesh), _abstract(metrics, mesh))
+        accumulator = Accumulator(with_shardings(mesh, grads), with_shardings(mesh, metrics))
         self._abstract_accumulator = accumulator
 
         state_shardings, sums_shardings = _shardings(self.abstract_state), _shardings(accumulator)
@@ -325,15 +325,6 @@ def build_programs(model: Model, config: TrainerConfig, mesh: Mesh, max_steps: i
       ConfigError: the mesh does not divide a parameter or the rows.
     """
     return StepPrograms(model, config, mesh, max_steps)
-
-
-def _abstract(tree: Any, mesh: Mesh) -> Any:
-    """The tree's shapes and dtypes, with the sharding of every leaf."""
-    return jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-        tree,
-        param_shardings(mesh, tree),
-    )
 
 
 def _shardings(tree: Any) -> Any:

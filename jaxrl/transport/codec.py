@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
+from jaxrl.errors import TransportError
+
 ARRAY_EXTENSION = 1
 """MessagePack extension code of a numpy array."""
 
@@ -58,13 +60,13 @@ def decode(type: type[T], data: bytes) -> T:
       The struct; its arrays own their memory and may be written to.
 
     Raises:
-      ValueError: the bytes are cut short, are not MessagePack, hold an array whose size does not fit its shape, or are
-        another struct.
+      TransportError: the bytes are cut short, are not MessagePack, hold an array whose size does not fit its shape, or
+        are another struct.
     """
     try:
         return msgspec.msgpack.decode(data, type=type, ext_hook=_decode_extension, dec_hook=_accept_array)
     except (msgspec.DecodeError, ValueError, TypeError, IndexError) as error:
-        raise ValueError(
+        raise TransportError(
             f"{len(data)} bytes are not a whole `{type.__name__}`: {error}; the sender speaks another format, or the "
             "bytes were cut short"
         ) from error

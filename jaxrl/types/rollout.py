@@ -1,9 +1,9 @@
 """The nouns of playing: task, node, rollout and group.
 
-A `Rollout` is one attempt at a `Task`, kept as a graph of `Node`s: concatenating the nodes' token ids along a root-to-leaf
-path gives exactly the ids that the model saw. Sampled ids are never rewritten; a history that changes forks a branch.
-`reward` is a number or None (not scored); an error is a `Failure` on the rollout, never reward 0. Turning nodes into samples
-is `batching.samples`' work.
+A `Rollout` is one attempt at a `Task`, kept as a graph of `Node`s: concatenating the nodes' token ids along a
+root-to-leaf path gives exactly the ids that the model saw. Sampled ids are never rewritten; a history that changes
+forks a branch. `reward` is a number or None (not scored); an error is a `Failure` on the rollout, never reward 0.
+Turning nodes into samples is `batching.samples`' work.
 """
 
 from __future__ import annotations
@@ -47,16 +47,24 @@ class Boundary(StrEnum):
 
 
 class Bucket(StrEnum):
-    """Where a dispatched rollout ended; each one is in exactly one bucket. `filtered/<name>` buckets are made by `filtered`."""
+    """Where a dispatched rollout ended, exactly one for each; `filtered` makes the buckets of filters."""
 
     PENDING = "pending"
+    """In flight, or waiting for a batch."""
     TRAINED = "trained"
+    """At least one of its samples was in a train batch."""
     GATED = "gated"
+    """Its group was turned away before a batch was formed, by a rule on whole groups."""
     STALE = "stale"
+    """Its group was too old for its step."""
     OVERLONG_DROPPED = "overlong_dropped"
+    """None of its samples fitted a row, or what was left of them had nothing to train on."""
     UNSCORED = "unscored"
+    """The environment gave no reward."""
     ERRORED = "errored"
+    """It has a `Failure`."""
     CANCELLED = "cancelled"
+    """The run ended first, or no step was left that could train on it."""
 
 
 def filtered(name: str) -> str:
@@ -69,9 +77,11 @@ class Failure:
     """Why a rollout has no reward."""
 
     boundary: Boundary
+    """Where it went wrong."""
     type: str
     """Name of the exception class."""
     message: str
+    """What the exception said."""
 
 
 @dataclass(slots=True)
@@ -116,12 +126,15 @@ class Rollout:
     draw_index: int
     """Which draw of its environment the group came from; part of the sampling key."""
     nodes: list[Node] = field(default_factory=list)
+    """The message graph, parents before children."""
     reward: float | None = None
+    """What the environment gave; None if it could not score the rollout, or the rollout failed."""
     failure: Failure | None = None
+    """Why it failed; None if it did not."""
     info: dict[str, Any] = field(default_factory=dict)
     """What the environment wants to tell algorithms and logs; JSON-like."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """Numbers that the environment reports, averaged into metrics."""
+    """Numbers that the environment and the session report; written with the rollout."""
     stop_reason: str | None = None
     """Why the rollout ended, in the environment's words (done, max_turns, ...)."""
     is_truncated: bool = False
@@ -131,6 +144,7 @@ class Rollout:
     bucket: str = Bucket.PENDING
     """Its ledger bucket."""
     duration_s: float = 0.0
+    """Seconds that playing it took."""
     is_frozen: bool = False
     """True once `finalize_group` has stamped the streams; writing them afterwards is an error."""
 
@@ -148,11 +162,6 @@ class Rollout:
     def num_completion_tokens(self) -> int:
         """Number of tokens that the policy sampled."""
         return sum(node.num_sampled for node in self.nodes)
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        """Number of tokens that the policy did not sample."""
-        return sum(len(node.token_ids) - node.num_sampled for node in self.nodes)
 
     @property
     def oldest_version(self) -> int | None:
@@ -176,28 +185,50 @@ class Rollout:
         """The last reply of the policy, or the empty string."""
         return next((n.content for n in reversed(self.nodes) if n.sampled), "")
 
+    @property
+    def leaves(self) -> list[int]:
+        """The nodes that no other node follows, as indices into `nodes`; each ends a branch."""
+        parents = {node.parent for node in self.nodes}
+        return [index for index in range(len(self.nodes)) if index not in parents]
+
+    def path_to(self, index: int) -> tuple[int, ...]:
+        """Return the nodes from the root to a node, as indices into `nodes`, root first."""
+        path: list[int] = []
+        at: int | None = index
+        while at is not None:
+            path.append(at)
+            at = self.nodes[at].parent
+        return tuple(reversed(path))
+
     def messages(self) -> list[dict[str, str]]:
         """Return the last branch as chat messages, for logs."""
-        if not self.nodes:
-            return []
-        path: list[Node] = []
-        index: int | None = len(self.nodes) - 1
-        while index is not None:
-            path.append(self.nodes[index])
-            index = self.nodes[index].parent
-        return [{"role": n.role, "content": n.content} for n in reversed(path)]
+        path = self.path_to(len(self.nodes) - 1) if self.nodes else ()
+        return [{"role": self.nodes[index].role, "content": self.nodes[index].content} for index in path]
+
+    def fail(self, boundary: Boundary, error: BaseException | str, *, kind: str | None = None) -> None:
+        """Give the rollout a failure instead of a reward; the first failure of a rollout stays.
+
+        Args:
+          boundary: where it failed.
+          error: the exception, or a sentence.
+          kind: name of the failure; None takes the exception's class.
+        """
+        self.reward = None
+        if self.failure is None:
+            self.failure = Failure(boundary=boundary, type=kind or type(error).__name__, message=str(error) or repr(error))
 
     def assign_advantages(self, values: float | Sequence[float] | np.ndarray) -> None:
         """Write the rollout's credit into its samples' `advantages` streams.
 
-        A scalar is broadcast over the mask-True tokens; a list must have the full length of the samples' tokens, concatenated in sample
-        order. "Assigned zeros" and "never assigned" (None) stay different states.
+        A scalar is broadcast over the mask-True tokens; a list must have the full length of the samples' tokens,
+        concatenated in sample order. "Assigned zeros" and "never assigned" (None) stay different states.
 
         Args:
           values: one number, or one number per token of all samples together. Unitless.
 
         Raises:
-          SampleError: the rollout is frozen, a value is not finite, the list has another length, or a value off the loss mask is non-zero.
+          SampleError: the rollout is frozen, a value is not finite, the list has another length, or a value off the
+            loss mask is non-zero.
         """
         if self.is_frozen:
             raise SampleError(f"env {self.env_name!r}: advantages were assigned after `finalize_group` had frozen the rollout")
@@ -233,8 +264,11 @@ class Group:
     """`group_size` rollouts of one task."""
 
     id: str
+    """Unique in a run."""
     task: Task
+    """What every rollout of it attempts."""
     draw_index: int
+    """Which draw of its environment it is."""
     size: int
     """How many rollouts were asked for."""
     version: int

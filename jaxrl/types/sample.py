@@ -1,11 +1,12 @@
 """What travels from the asyncio arm to the trainer and back: samples, micro-batches, train batches and step reports.
 
-`TrainingSample` is one flat token sequence; `MicroBatch` is packed samples of one static shape `[rows, length]`; `TrainBatch` is the
-micro-batches of one optimizer step with their member counts; `StepReport` is the trainer's answer. `component_members` is
-the one membership rule that both the packer (numpy) and the losses (jax) call. Nothing here packs, scores or computes a loss.
+`TrainingSample` is one flat token sequence; `MicroBatch` is packed samples of one static shape `[rows, length]`;
+`TrainBatch` is the micro-batches of one optimizer step with their member counts; `StepReport` is the trainer's answer.
+`component_members` is the one membership rule that both the packer (numpy) and the losses (jax) call. Nothing here
+packs, scores or computes a loss.
 
-Stream conventions: index `t` of every array speaks of token `t`. A stream that is None is absent, and absent is the hot path. There is no
-scalar advantage and no algorithm name on the wire: the trainer sees per-token streams only.
+Stream conventions: index `t` of every array speaks of token `t`. A stream that is None is absent, and absent is the hot
+path. There is no scalar advantage and no algorithm name on the wire: the trainer sees per-token streams only.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ STREAM_FILL: Mapping[str, float] = {
     "ref_kl_weights": 0.0,
     "ref_logprobs": 0.0,
 }
-"""Identity value of a stream for a sample that lacks it while a neighbour in the micro-batch has it. Padding gets 0.0 in every stream."""
+"""Identity value of an absent stream on real tokens: what the packer writes for a sample that lacks a stream which a
+neighbour in its micro-batch has, and what the trainer fills in where no sample has it. Padding gets 0.0 in every
+stream."""
 
 
 class TrainingSample(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -40,15 +43,18 @@ class TrainingSample(msgspec.Struct, kw_only=True, omit_defaults=True):
     loss_mask: np.ndarray
     """[L] bool, True where the policy sampled the token and it may be trained on."""
     inference_logprobs: np.ndarray
-    """[L] float32, logprob under the distribution that sampled the token; 0.0 where nothing was sampled."""
+    """[L] float32, logprob under the distribution that sampled the token; 0.0 where nothing was sampled, and on every
+    token of a frozen or demonstration source."""
     temperatures: np.ndarray
-    """[L] float32, temperature at which token t was sampled; 1.0 elsewhere. The logits row that scores token t is divided by it."""
+    """[L] float32, temperature at which token t was sampled; 1.0 elsewhere. The logits row that scores token t is
+    divided by it."""
     env_name: str
     """Name of the environment that made the sample."""
     advantages: np.ndarray | None = None
     """[L] float32, credit per token; 0.0 off the loss mask."""
     rl_weights: np.ndarray | None = None
-    """[L] float32, scale of the rl term; absent means 1.0 on the loss mask."""
+    """[L] float32, scale of the rl term; absent means 1.0. Only tokens of the loss mask can be rl members, whatever it
+    holds."""
     ce_weights: np.ndarray | None = None
     """[L] float32, scale of the cross-entropy term; absent means 0.0."""
     ref_kl_weights: np.ndarray | None = None
@@ -62,7 +68,7 @@ class TrainingSample(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class MicroBatch(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Packed samples of one static shape; `R` rows (all shards together, shard-major) of `T` positions; `S` segments at most per row."""
+    """Packed samples in `R` rows (all shards together, shard-major) of `T` positions, `S` segments at most per row."""
 
     token_ids: np.ndarray
     """[R, T] int32; padding holds 0."""
@@ -77,7 +83,8 @@ class MicroBatch(msgspec.Struct, kw_only=True, omit_defaults=True):
     temperatures: np.ndarray
     """[R, T] float32; 1.0 in padding."""
     sample_index: np.ndarray
-    """[R, S] int32, position in the packed sample list of segment s+1; -1 where the row has fewer segments."""
+    """[R, S] int32, the packed sample that segment s+1 holds; -1 where the row has fewer segments. Packed samples are
+    numbered over the whole train batch, in the order in which they were given, those dropped as overlong left out."""
     advantages: np.ndarray | None = None
     """[R, T] float32 or absent."""
     rl_weights: np.ndarray | None = None
@@ -96,17 +103,19 @@ class TrainBatch(msgspec.Struct, kw_only=True):
     step: int
     """1-based optimizer step that this batch is for."""
     micro_batches: list[MicroBatch]
-    """At least one; all of one shape."""
+    """At least one; all of one shape. Which optional streams are present may differ from one to the next."""
     member_counts: np.ndarray
-    """[shards, 3] int32: member tokens of (rl, ce, ref_kl) in each shard's own slice of rows and positions, over all micro-batches."""
+    """[shards, 3] int32: member tokens of (rl, ce, ref_kl) in each shard's own slice of rows and positions, over all
+    micro-batches."""
     num_samples: int
-    """Samples packed (those dropped as overlong excluded)."""
+    """Samples packed: truncated ones count, dropped ones do not."""
     num_tokens: int
     """Real (non-padding) tokens packed."""
     num_loss_tokens: int
     """Tokens that are a member of at least one component."""
     overlong: list[int] = []
-    """Indices of samples that were longer than a row and were dropped or truncated, by the configured policy."""
+    """Samples that were longer than a row and were dropped or truncated, by the configured policy, as indices into the
+    list that the packer was given. Where some were dropped this is another numbering than that of `sample_index`."""
 
 
 class StepReport(msgspec.Struct, kw_only=True):
@@ -137,8 +146,9 @@ class Members(NamedTuple):
 def component_members(loss_mask: Any, rl_weights: Any, ce_weights: Any, ref_kl_weights: Any, is_real: Any) -> Members:
     """Say which tokens belong to which loss component; works on numpy and jax arrays alike.
 
-    rl: `loss_mask` and `rl_weights != 0`. ce: `ce_weights != 0`. ref_kl: `ref_kl_weights != 0`; ce and ref_kl do not consult the loss
-    mask. Membership is `!= 0`, so a negative weight is a member. Padding (`is_real` False) never is, whatever its streams hold.
+    rl: `loss_mask` and `rl_weights != 0`. ce: `ce_weights != 0`. ref_kl: `ref_kl_weights != 0`; ce and ref_kl do not
+    consult the loss mask. Membership is `!= 0`, so a negative weight is a member. Padding (`is_real` False) never is,
+    whatever its streams hold.
 
     Args:
       loss_mask: bool array.

@@ -1,8 +1,8 @@
 """Weights in memory: each policy version is published once, as a copy in the engine's layout and dtype.
 
-In go the trainer's parameters, out come `DecodeParams`. Publication is one compiled program whose outputs never alias its inputs, so the
-trainer may donate its state at once while the engine still decodes on an older version. The store does not tell anyone about a
-version; that is the channel's work.
+In go the trainer's parameters, out come `DecodeParams`. Publication is one compiled program whose outputs never alias
+its inputs, so the trainer may donate its state at once while the engine still decodes on an older version. The store
+does not tell anyone about a version; that is the channel's work.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class WeightStore:
         Args:
           model_spec: the architecture.
           dtype: the engine's dtype.
-          num_versions: versions kept: the one being served, and those that the trainer may publish before it is replaced.
+          num_versions: versions kept: the one being served, and those that the trainer may publish before it is
+            replaced.
           device: where the copies live; the first local device if None.
         """
         self._num_versions = num_versions

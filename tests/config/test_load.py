@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxrl.config.load import build_parser, dump_toml, load_config, parse_cli, redact
+from jaxrl.config.dump import dump_toml, redact
+from jaxrl.config.load import build_parser, load_config, parse_cli
 from jaxrl.config.run import RunConfig
 from jaxrl.errors import ConfigError
 
@@ -171,6 +172,10 @@ def test_a_key_of_another_section_is_pointed_to(file: Path) -> None:
     assert error_of(file, "--run.batch_size", "8").endswith("that key belongs to `orchestrator.batch_size`")
 
 
+def test_a_list_of_runs_is_refused_with_the_reason(file: Path) -> None:
+    assert "a trainer trains one run; start a process for each" in error_of(with_text(file, "[[run]]\nname = 'a'\n[[run]]\nname = 'b'\n"))
+
+
 def test_several_errors_are_all_listed(file: Path) -> None:
     message = error_of(file, "--run.max_steps", "x", "--run.sed", "1", "--trainer.overlong", "drpo", "--trainer.rows")
     assert message.startswith("4 settings are wrong:\n- ")
@@ -186,6 +191,10 @@ def test_several_errors_are_all_listed(file: Path) -> None:
         (["--trainer.optimizer.lr", "NaN"], "`trainer.optimizer.lr`='NaN': expected a number > 0; the default is 1e-06"),
         (["--trainer.loss.type", "ip"], "`trainer.loss.type`='ip': expected one of 'default', 'ipo'; did you mean 'ipo'?"),
         (["--orchestrator.model.lora", "8"], "`orchestrator.model.lora`=8: expected null"),
+        (["--orchestrator.model.trust_remote_code"], "`orchestrator.model.trust_remote_code`=true is not supported: code that "
+         "ships with a tokenizer is never run"),
+        (["--orchestrator.eval.sampling.min_p", "1"], "`orchestrator.eval.sampling.min_p`=1: expected a number >= 0 and < 1; "
+         "the default is 0.0"),
         (["--orchestrator.train.env.1.ratio", "2"], "`orchestrator.train.env.1.type` is missing: expected one of "
          "'reasoning_gym', 'reverse_text'"),
         (["--orchestrator.train.env", "3"], "`orchestrator.train.env`=3: expected a list of tables"),
@@ -219,7 +228,7 @@ def test_files_that_cannot_be_read_are_configuration_errors(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     "tokens",
     [
-        ["--orchestrator.model.client.base_url", '["http://me:hunter2@host/v1"]'],
+        ["--orchestrator.sampling.stop", '["http://me:hunter2@host/v1"]'],
         ["--orchestrator.train.env", '[{"type": "reasoning_gym", "dataset": "x", "parameters": {"api_key": "0123456789"}}]'],
         ["--orchestrator.train.env.0.system_prompt", "Use sk-abcdefghijklmnop0123 now"],
     ],
@@ -256,7 +265,7 @@ json_values = st.recursive(
 @settings(max_examples=30, deadline=None)
 @given(
     parameters=st.dictionaries(st.text(max_size=8), json_values, max_size=3),
-    stop=st.lists(st.text(max_size=5), max_size=3),
+    stop=st.lists(st.text(min_size=1, max_size=5), max_size=3),
     lr=st.floats(1e-12, 1.0),
     schedule=st.sampled_from([{"type": "constant"}, {"type": "cosine", "min_lr": 1e-9}, {"type": "linear", "decay_steps": 7}]),
     every_n_steps=st.none() | st.integers(1, 9),
@@ -310,6 +319,13 @@ def test_resuming_reads_the_run_folders_own_configuration() -> None:
     assert parse_cli(["--resume", "runs/x"]).path == Path("runs/x/config.toml")
 
 
+@pytest.mark.parametrize("text", ["", "[run]\noutput_dir = '/where/it/was'\n"])
+def test_a_run_folder_that_was_moved_is_resumed_where_it_is_now(file: Path, text: str) -> None:
+    run_dir = with_text(file, text).rename(file.parent / "config.toml").parent
+    path, overrides, _ = parse_cli(["--resume", str(run_dir)])
+    assert load_config(path, overrides).run_dir == run_dir
+
+
 def test_a_command_may_add_flags_of_its_own() -> None:
     parser = build_parser("python -m jaxrl.doctor", "Check.")
     parser.add_argument("--check")
@@ -355,3 +371,11 @@ def test_loading_warns_of_nothing_when_nothing_is_odd(file: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert math.isfinite(load_config(file).trainer.optimizer.lr)
+
+
+def test_settings_of_an_external_server_warn_that_the_embedded_engine_does_not_use_them(file: Path) -> None:
+    with pytest.warns(UserWarning, match=r"`orchestrator.model.client` is not used"):
+        config = load_config(file, ["--orchestrator.model.client.timeout_s", "5"])
+    with pytest.warns(UserWarning, match=r"`orchestrator.model.client` is not used"):
+        file.write_text(dump_toml(config))
+        assert load_config(file) == config

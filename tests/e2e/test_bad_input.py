@@ -35,6 +35,7 @@ def copy_of_the_model(tmp_path: Path) -> Path:
         ("--orchestrator.batch_size=30", "not divisible by `orchestrator.group_size`=8"),
         ("--orchestrator.sampling.top_p=0.9", "top_p=0.9"),
         ("--orchestrator.sampling.temperature=0", "`temperature`=0"),
+        ('--orchestrator.sampling.stop=[""]', "an empty string"),
         ("--orchestrator.model.name=/no/such/model", "/no/such/model"),
         ("--orchestrator.train.env.0.dataset=chain_sums", "chain_sum"),
         ("--trainer.mesh.data=3", "`trainer.mesh`"),

@@ -34,18 +34,23 @@ def kill_when(arguments: list[str], is_time) -> None:
     """Run training in a child process and kill it, without warning, as soon as `is_time()`."""
     child = train_in_child(arguments)
     deadline = time.monotonic() + DEADLINE_S
-    while not is_time():
-        assert child.poll() is None, f"training ended before it could be killed:\n{child.stdout.read()}"
-        assert time.monotonic() < deadline, "training did not come far enough to be killed"
-        time.sleep(0.002)
-    child.send_signal(signal.SIGKILL)
-    child.communicate()
+    try:
+        while not is_time():
+            assert child.poll() is None, f"training ended before it could be killed:\n{child.stdout.read()}"
+            assert time.monotonic() < deadline, "training did not come far enough to be killed"
+            time.sleep(0.002)
+    finally:
+        child.send_signal(signal.SIGKILL)
+        child.communicate()
 
 
 def finish(arguments: list[str]) -> str:
     """Run training in a child process to its end and return what it said."""
     child = train_in_child(arguments)
-    output, _ = child.communicate(timeout=DEADLINE_S)
+    try:
+        output, _ = child.communicate(timeout=DEADLINE_S)
+    finally:
+        child.kill()
     assert child.returncode == 0, output
     return output
 
@@ -96,3 +101,18 @@ def test_ctrl_c_saves_and_says_how_to_resume(tmp_path):
     assert child.returncode == 0, output
     assert f"--resume {run_dir}" in output.replace("\n", "")
     assert checkpoints_of(run_dir).latest_complete() == max(metrics(run_dir))
+
+
+@pytest.mark.parametrize(("phase", "code", "said"), [("loading", 130, "no step was lost"), ("evaluating", 0, "nothing was trained or saved")])
+def test_ctrl_c_before_the_first_step_ends_in_order_and_promises_no_resume(tmp_path, phase, code, said):
+    long_eval = ("--orchestrator.eval.num_tasks=2000", "--orchestrator.eval.env.0.num_tasks=30_000", "--monitors.terminal=true")
+    child = train_in_child(small_arguments(tmp_path / "run", *long_eval))
+    for line in child.stdout:
+        if line.startswith(phase):
+            break
+    child.send_signal(signal.SIGINT)
+    output, _ = child.communicate(timeout=DEADLINE_S)
+    assert child.returncode == code, output
+    assert said in output
+    assert "Traceback" not in output
+    assert "--resume" not in output

@@ -1,18 +1,42 @@
 """Whole runs in this process: what the run folder says, compilations, asynchronous mode, evaluation, publication."""
 
+import asyncio
+import contextlib
+import re
+from concurrent.futures import Future
+
 import jax
 import numpy as np
 import pytest
 
-from jaxrl.errors import ConfigError
+from jaxrl import launch
+from jaxrl.envs.build import build_environment
+from jaxrl.envs.single_turn import SingleTurnEnvironment
+from jaxrl.errors import ConfigError, DeadlineError, RunFailedError
+from jaxrl.launch import array_arm
+from jaxrl.monitors.metrics import MEANINGS
 from jaxrl.trainer.compiles import num_compiles
-from tests.e2e.runs import EVALUATED, UNMEASURED, metrics, rollouts, run_here, small_run
+from tests.e2e.runs import EVALUATED, UNMEASURED, checkpoints_of, metrics, rollouts, run_here, small_run
+from tests.test_surface import METRICS
 
 BUCKETS = ("trained", "gated", "stale", "overlong_dropped", "unscored", "errored", "cancelled", "filtered/zero_advantage", "pending")
 
 
 def is_balanced(row: dict[str, float]) -> bool:
     return sum(row[f"ledger/{bucket}"] for bucket in BUCKETS) == row["ledger/dispatched"]
+
+
+def promised_metrics() -> set[str]:
+    """The names that a row of the small run must have; the peak of this CPU is not known, so there is no utilisation."""
+    names = {name.replace("<env>", "chain_sum").replace("<name>", "zero_advantage") for name in METRICS}
+    ledger = {f"ledger/{bucket}" for bucket in BUCKETS}
+    ratios = ("zero_signal_fraction", "signal_groups_per_episode", "signal_groups_per_cost")
+    tasks = {f"tasks/chain_sum/{counter}" for counter in ("groups", "signal_groups", "episodes", "cost", *ratios)}
+    return names - {"ledger/<bucket>", "throughput/mfu_frac"} | ledger | tasks
+
+
+def has_meaning(metric: str) -> bool:
+    return any(re.fullmatch(re.sub(r"<\w+>", ".+", re.escape(name)), metric) for name in MEANINGS)
 
 
 def test_a_synchronous_run_writes_its_folder_and_measures_no_mismatch(tmp_path):
@@ -34,28 +58,43 @@ def test_a_synchronous_run_writes_its_folder_and_measures_no_mismatch(tmp_path):
         assert rows[step]["mismatch/ratio/max"] < 1 + 1e-4
         assert rows[step]["policy/staleness_steps/max"] == 0
         assert rows[step]["policy/version"] == step
+        assert promised_metrics() - rows[step].keys() == set()
+    assert [name for row in rows.values() for name in row if name != "step" and not has_meaning(name)] == []
 
 
-def test_nothing_is_compiled_after_warm_up(tmp_path):
+def test_nothing_is_compiled_after_warm_up(tmp_path, monkeypatch):
     """Prompts and replies differ in length from step to step, and micro-batches in number; no program may notice."""
     run_dir = tmp_path / "run"
     before = num_compiles()
     jax.jit(lambda x: x + 1)(np.zeros(7, np.float32))
     assert num_compiles() == before + 1, "the counter must see a new shape, or the rest of this test says nothing"
 
+    warm = []
+
+    @contextlib.contextmanager
+    def counted(*args):
+        with array_arm(*args) as arm:
+            warm.append(num_compiles())
+            yield arm
+
+    monkeypatch.setattr(launch, "array_arm", counted)
     run_here(small_run(run_dir, *EVALUATED, "--run.max_steps=20", "--trainer.rows=1", "--trainer.head_chunk_tokens=96"))
     rows = metrics(run_dir)
     counts = [rows[step]["compile/count"] for step in range(1, 21)]
-    assert counts == [counts[0]] * 20
-    assert num_compiles() == counts[0], "evaluation and the last checkpoint compile nothing either"
+    assert counts == warm * 20, "the base evaluation and the first step compile nothing"
+    assert num_compiles() == warm[0], "the last evaluation and the last checkpoint compile nothing either"
     assert len({rows[step]["rollout/completion_tokens/mean"] for step in range(1, 21)}) > 10, "lengths did vary"
 
 
 def test_one_step_ahead_keeps_the_ledger_balanced_and_staleness_within_its_bound(tmp_path):
     run_dir = tmp_path / "run"
     ahead = ("--orchestrator.max_async_level=1", "--orchestrator.max_staleness_steps=1")
-    run_here(small_run(run_dir, *UNMEASURED, *ahead, "--run.max_steps=20"))
+    # Measured on the way: an evaluation holds the served version while the trainer publishes further ones.
+    run_here(small_run(run_dir, *EVALUATED, *ahead, "--run.max_steps=20", "--orchestrator.eval.every_n_steps=4"))
     rows = metrics(run_dir)
+    measured = [step for step, row in rows.items() if "eval/chain_sum_heldout/success_rate" in row]
+    assert measured[0] == 0 and measured[-1] == 20 and len(measured) > 3
+    assert all(rows[step]["eval/chain_sum_heldout/n_other_version"] == 0 for step in measured)
     assert all(is_balanced(rows[step]) for step in range(1, 21))
     assert max(rows[step]["policy/staleness_steps/max"] for step in range(1, 21)) <= 1
     assert any(rows[step]["policy/staleness_steps/mean"] > 0 for step in range(1, 21)), "generation did run ahead"
@@ -80,6 +119,47 @@ def test_a_run_folder_is_never_written_over(tmp_path):
     with pytest.raises(ConfigError, match="no complete checkpoint"):
         run_here(small_run(tmp_path / "run"), resume=True)
     assert (tmp_path / "run" / "metrics.jsonl").read_text() == '{"step": 1}\n'
+
+
+def test_a_resume_that_is_refused_leaves_the_folders_configuration_as_it_was(tmp_path):
+    run_dir = tmp_path / "run"
+    checkpoints_of(run_dir).save(1, {"x": jax.numpy.zeros(1)}, {})
+    (run_dir / "config.toml").write_text("as it was")
+    with pytest.raises(ConfigError, match="512 positions"):
+        run_here(small_run(run_dir, "--inference.max_model_len=600", "--trainer.row_length=600"), resume=True)
+    assert (run_dir / "config.toml").read_text() == "as it was"
+
+
+def test_a_run_that_fails_says_what_is_saved_and_how_to_resume(tmp_path, caplog):
+    run_dir = tmp_path / "run"
+    run_here(small_run(run_dir, *UNMEASURED, "--run.max_steps=1"))
+    with pytest.warns(UserWarning, match="nothing will be learned"):
+        config = small_run(run_dir, *UNMEASURED, "--orchestrator.group_size=1", "--orchestrator.max_empty_batches=1")
+    with pytest.raises(RunFailedError, match="nothing to train on"):
+        run_here(config, resume=True)
+    assert f"step 1 is saved; resume with: python -m jaxrl.train --resume {run_dir}" in caplog.text
+
+
+def test_an_evaluation_may_take_longer_than_any_wait(tmp_path, monkeypatch):
+    async def slow_score(spec, text):
+        await asyncio.sleep(3.0)
+        return 1.0
+
+    def build(env_config):
+        if env_config.name == "slow":
+            return SingleTurnEnvironment("slow", [{"id": "1"}], lambda spec: "1 + 1 =", slow_score)
+        return build_environment(env_config)
+
+    monkeypatch.setattr(launch, "build_environment", build)
+    slow = ('--orchestrator.eval.env=[{"type": "reverse_text", "name": "slow"}]', "--orchestrator.wait_deadline_s=2")
+    assert run_here(small_run(tmp_path / "run", *slow, "--run.max_steps=1")).is_complete
+
+
+async def test_a_trainer_that_fails_for_a_deadline_of_its_own_is_not_called_late():
+    training: Future[None] = Future()
+    training.set_exception(DeadlineError("its own"))
+    with pytest.raises(DeadlineError, match="its own"):
+        await launch._settle(training)
 
 
 def test_held_out_questions_that_are_trained_on_are_refused_before_any_device_is_used(tmp_path):

@@ -121,6 +121,8 @@ async def test_a_stuck_device_thread_ends_in_a_deadline_error(monkeypatch: pytes
     server.thread.may_tick.clear()
     with pytest.raises(DeadlineError, match=r"'stuck' got no answer within 0.1 s: the device thread is busy or stuck; engine decoding"):
         await server.endpoint.generate(make_request("stuck"))
+    with pytest.raises(DeadlineError, match=r"the score of 3 tokens did not come within 0.1 s: the device thread is busy or stuck"):
+        await server.endpoint.score(np.arange(3))
     server.thread.stop()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -164,3 +165,30 @@ def test_logits_that_are_not_finite_show_in_the_logprob(bad: float) -> None:
     sampled = sample(logits, np.zeros(1, np.int32), settings_of(1))
     assert not np.isfinite(sampled.logprobs_S[0])
     assert 0 <= int(sampled.token_ids_S[0]) < 4
+
+
+def test_op_by_op_the_tokens_and_noise_are_those_of_the_compiled_function() -> None:
+    logits = np.random.default_rng(1).normal(size=(NUM_SLOTS, NUM_TOKENS)).astype(np.float32)
+    positions, mixed = np.arange(NUM_SLOTS, dtype=np.int32), settings_of(temperature=0.7, top_k=4, min_p=0.01)
+    eager, compiled = sample_tokens(jnp.asarray(logits), positions, mixed), sample(logits, positions, mixed)
+    assert np.asarray(eager.token_ids_S).tolist() == np.asarray(compiled.token_ids_S).tolist()
+    np.testing.assert_allclose(eager.logprobs_S, compiled.logprobs_S, rtol=0, atol=2e-6)
+    np.testing.assert_allclose(gumbel_noise(mixed.seed_S2, positions, 5), noise(mixed.seed_S2, positions, num_tokens=5), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("logits", "positions"),
+    [
+        (np.zeros(NUM_TOKENS, np.float32), np.zeros(1, np.int32)),
+        (np.zeros((2, NUM_TOKENS), np.float32), np.zeros(1, np.int32)),
+        (np.zeros((1, NUM_TOKENS), np.int32), np.zeros(1, np.int32)),
+        (np.zeros((1, NUM_TOKENS), np.float32), np.zeros(1, np.float32)),
+    ],
+)
+def test_logits_and_positions_of_another_rank_shape_or_dtype_are_refused(logits: np.ndarray, positions: np.ndarray) -> None:
+    with pytest.raises(AssertionError):
+        sample(logits, positions, settings_of(1))
+    with pytest.raises(AssertionError):
+        keep(logits[0], settings_of(1))
+    with pytest.raises(AssertionError):
+        noise(np.zeros((1, 2), np.int32), np.zeros(1, np.int32), num_tokens=5)

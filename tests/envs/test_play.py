@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxrl.envs.base import GraderError, Outcome, Session, TaskSpec
+from jaxrl.envs.base import Outcome, Session, TaskSpec
 from jaxrl.envs.play import play_rollout
-from jaxrl.errors import DeadlineError, EngineError, PromptTooLongError
+from jaxrl.errors import DeadlineError, EngineError, GraderError, PromptTooLongError
 from jaxrl.types import Boundary, Rollout
 from tests.envs.policies import make_rollout, open_session, saying
 from tests.fakes import ScriptedEndpoint
@@ -99,8 +99,8 @@ async def test_a_grader_error_shows_the_reward_functions_own_exception() -> None
     )
 
 
-@pytest.mark.parametrize("error", [RuntimeError("broken"), KeyError("answer"), TimeoutError("the env's own socket"), ValueError("x")])
-async def test_any_other_exception_is_the_environments(error: Exception) -> None:
+@pytest.mark.parametrize("error", [RuntimeError("broken"), KeyError("answer"), TimeoutError("the env's own socket"), SystemExit(0)])
+async def test_any_other_exception_is_the_environments(error: BaseException) -> None:
     rollout = await played(raising(error))
     assert rollout.failure is not None
     assert rollout.failure.boundary is Boundary.ENV and rollout.failure.type == type(error).__name__ and rollout.reward is None

@@ -89,3 +89,27 @@ async def test_a_reply_that_was_cut_is_worth_nothing_only_if_a_stop_is_required(
 def test_tasks_need_ids_of_their_own(tasks: list) -> None:
     with pytest.raises(ConfigError, match="shout"):
         SingleTurnEnvironment("shout", tasks, prompt=str, score=lambda spec, text: 0.0)
+
+
+@pytest.mark.parametrize("error", [StopIteration(), SystemExit(0)])
+async def test_a_score_that_raises_what_no_future_can_hold_or_what_ends_programs_fails_at_the_grader(error: BaseException) -> None:
+    def broken(spec: dict, text: str) -> float:
+        raise error
+
+    failure = (await played(shout(score=broken), saying("HI"))).failure
+    assert failure is not None and (failure.boundary, failure.type) == (Boundary.GRADER, type(error).__name__)
+
+
+async def test_scores_that_never_return_fail_at_their_deadline_and_take_no_thread_from_anybody_else() -> None:
+    never = threading.Event()
+    env = shout(score=lambda spec, text: never.wait() or 1.0)
+    # More than the event loop's own pool has threads.
+    rollouts = [make_rollout(TASKS[0], member=member) for member in range(40)]
+    try:
+        async with asyncio.timeout(10.0):
+            await asyncio.gather(*(play_rollout(env, r, open_session(saying("HI"), r), 0.5) for r in rollouts))
+            assert {r.failure and r.failure.boundary for r in rollouts} == {Boundary.TIMEOUT}
+            assert (await played(shout(), saying("HI"))).reward == 1.0
+        assert all(thread.daemon for thread in threading.enumerate() if thread.name == "score"), "none keeps the process from ending"
+    finally:
+        never.set()

@@ -83,6 +83,12 @@ def test_an_unknown_family_is_refused_naming_the_known_ones():
         ModelSpec.from_hf({})
 
 
+@pytest.mark.parametrize("model_type", ["qwen2_5_vl", "qwen3"])
+def test_a_vision_language_model_is_refused_as_one(model_type):
+    with pytest.raises(ModelLoadError, match=rf"'{model_type}' is a vision-language model.*only text"):
+        ModelSpec.from_hf({**QWEN3_0_6B, "model_type": model_type, "vision_config": {"depth": 32}})
+
+
 @pytest.mark.parametrize("value", [None, 0, -1, "28", 2.0, True])
 def test_a_missing_or_impossible_size_is_refused_by_name(value):
     with pytest.raises(ModelLoadError, match="`num_hidden_layers`"):

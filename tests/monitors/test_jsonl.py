@@ -81,3 +81,26 @@ def test_odd_values_become_json(tmp_path: Path) -> None:
     append_lines(tmp_path / "a" / "b.jsonl", [{"text": "\u2028 \x85 \ud800"}])
     assert read_lines(tmp_path / "a" / "b.jsonl") == [{"text": "two\nlines"}, {"text": "\u2028 \x85 \ud800"}]
     assert len((tmp_path / "a" / "b.jsonl").read_text().splitlines()) == 2
+
+
+def test_a_late_value_that_cannot_be_written_costs_itself_and_no_later_row(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    file = MetricsFile(path)
+    file.log(1, {"reward": 0.1})
+    (tmp_path / "metrics.jsonl.new").mkdir()  # as good as a full disk
+    with pytest.raises(OSError):
+        file.log(1, {"eval/x/success_rate": 0.5})
+    file.log(2, {"reward": 0.2})
+    file.close()
+    assert [row["step"] for row in read_lines(path)] == [1, 2]
+
+
+def test_a_file_that_somebody_deleted_is_begun_again(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    file = MetricsFile(path)
+    file.log(1, {"reward": 0.1})
+    path.unlink()
+    file.log(2, {"reward": 0.2})
+    file.log(3, {"reward": 0.3})
+    file.close()
+    assert [row["step"] for row in read_lines(path)] == [2, 3]

@@ -101,6 +101,9 @@ def test_on_a_terminal_the_view_shows_step_reward_phase_and_wait_and_log_lines_g
         live = terminal._live
         assert live is not None
         live.refresh()
+        assert "\x1b[?25h" not in out.getvalue(), "the view hides the cursor"
+        terminal.abandon()
+        assert "\x1b[?25h" in out.getvalue()
         terminal.close()
     finally:
         root.removeHandler(handler)

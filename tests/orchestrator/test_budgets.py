@@ -2,7 +2,7 @@ import pytest
 
 from jaxrl.errors import RunFailedError
 from jaxrl.orchestrator.budgets import EmptyBatchBudget, FailureBudget
-from jaxrl.orchestrator.metrics import StepWindow
+from jaxrl.orchestrator.metrics import StepTally
 from jaxrl.types import Boundary, Failure
 from tests.builders import make_rollout
 
@@ -25,23 +25,23 @@ def test_an_unscored_rollout_is_no_failure():
 
 
 def test_empty_batches_and_the_groups_that_make_one_are_counted_together():
-    budget, window = EmptyBatchBudget(3), StepWindow()
+    budget, tally = EmptyBatchBudget(3), StepTally()
     for _ in range(2):
         budget.add_batch(is_shipped=False)
     for _ in range(3):
         budget.add_group(is_kept=False)
-        budget.check(1, 4, window)
+        budget.check(1, 4, tally)
     budget.add_group(is_kept=False)
     with pytest.raises(RunFailedError, match="3 batches in a row gave nothing to train on"):
-        budget.check(1, 4, window)
+        budget.check(1, 4, tally)
 
 
 def test_a_kept_group_and_a_shipped_batch_end_their_rows():
-    budget, window = EmptyBatchBudget(1), StepWindow()
+    budget, tally = EmptyBatchBudget(1), StepTally()
     budget.add_group(is_kept=False)
     budget.add_group(is_kept=True)
     budget.add_group(is_kept=False)
-    budget.check(1, 2, window)
+    budget.check(1, 2, tally)
     budget.add_batch(is_shipped=False)
     budget.add_batch(is_shipped=True)
-    budget.check(1, 2, window)
+    budget.check(1, 2, tally)

@@ -66,3 +66,9 @@ def test_a_state_of_other_environments_is_refused():
     state = DrawSource(_envs({"a": 1.0}), seed=0).state_dict()
     with pytest.raises(ValueError, match=r"environments \['a'\], but the run has \['b'\]"):
         DrawSource(_envs({"b": 1.0}), seed=0).load_state_dict(state, [Draw("a", {}, 0)])
+
+
+def test_a_state_of_other_tasks_is_refused_with_the_name_of_the_environment():
+    state = DrawSource(_envs({"a": 1.0}), seed=0).state_dict()
+    with pytest.raises(ValueError, match=r"environment 'a': .*'tasks'"):
+        DrawSource(_envs({"a": 1.0}, num_tasks=5), seed=0).load_state_dict(state, [])

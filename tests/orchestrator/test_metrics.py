@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from jaxrl.config.orchestrator import ZeroAdvantageFilterConfig
-from jaxrl.orchestrator.metrics import LoopLag, StepTimer, StepWindow, staleness_metrics, time_metrics
+from jaxrl.orchestrator.metrics import LoopLag, StepTally, StepTimer, staleness_metrics, time_metrics
 from jaxrl.types import Boundary, Bucket, Failure
 from tests.builders import make_group, make_rollout
 from tests.fakes import FakeClock
@@ -20,23 +20,23 @@ def _decided(reward, bucket, *, order=0, env_name="toy", member=0, num_tokens=3,
     return order, rollout
 
 
-def _window(*entries) -> StepWindow:
-    window = StepWindow()
+def _tally(*entries) -> StepTally:
+    tally = StepTally()
     for order, rollout in entries:
-        window.add_rollout(order, rollout)
-    return window
+        tally.add_rollout(order, rollout)
+    return tally
 
 
 def test_reward_means_are_over_every_scored_rollout_and_errors_are_counted_apart():
     failure = Failure(Boundary.ENV, "ValueError", "broke")
-    window = _window(
+    tally = _tally(
         _decided(1.0, Bucket.TRAINED, num_tokens=2),
         _decided(0.0, "filtered/zero_advantage", num_tokens=6),
         _decided(0.5, Bucket.TRAINED, env_name="other", num_tokens=1, is_truncated=True),
         _decided(None, Bucket.ERRORED, failure=failure),
         _decided(None, Bucket.CANCELLED),
     )
-    metrics = window.metrics()
+    metrics = tally.metrics()
     assert metrics["rollout/reward/mean"] == 0.5
     assert metrics["rollout/reward/mean/toy"] == 0.5
     assert metrics["rollout/reward/mean/other"] == 0.5
@@ -47,46 +47,46 @@ def test_reward_means_are_over_every_scored_rollout_and_errors_are_counted_apart
 
 
 def test_what_is_undefined_is_left_out():
-    assert _window(_decided(None, Bucket.CANCELLED)).metrics() == {}
+    assert _tally(_decided(None, Bucket.CANCELLED)).metrics() == {}
     assert staleness_metrics(3, [make_rollout(version=None, logprob=None)]) == {}
 
 
 def test_rollouts_come_in_draw_order_and_then_by_member():
-    window = _window(*(_decided(1.0, Bucket.TRAINED, order=o, member=m) for o, m in [(2, 1), (0, 1), (2, 0), (0, 0)]))
-    assert [r.member for r in window.rollouts()] == [0, 1, 0, 1]
-    window.clear()
-    assert window.rollouts() == []
+    tally = _tally(*(_decided(1.0, Bucket.TRAINED, order=o, member=m) for o, m in [(2, 1), (0, 1), (2, 0), (0, 0)]))
+    assert [r.member for r in tally.rollouts()] == [0, 1, 0, 1]
+    tally.clear()
+    assert tally.rollouts() == []
 
 
 def test_advantages_are_summed_up_per_rollout():
-    window = StepWindow()
+    tally = StepTally()
     for member, advantage in enumerate([0.5, -0.5, 0.0, None]):
         _, rollout = _decided(1.0, Bucket.TRAINED, member=member)
         if advantage is not None:
             rollout.assign_advantages(advantage)
-        window.add_rollout(0, rollout)
-    metrics = window.metrics()
+        tally.add_rollout(0, rollout)
+    metrics = tally.metrics()
     names = ("advantage/mean", "advantage/min", "advantage/max", "advantage/zero_frac")
     assert [metrics[name] for name in names] == pytest.approx([0.0, -0.5, 0.5, 1 / 3])
 
 
 def test_a_group_has_no_signal_when_every_assigned_advantage_is_zero():
-    window = StepWindow()
+    tally = StepTally()
     for advantages in ([0.0, 0.0], [0.5, -0.5], [None, None]):
         group = make_group([1.0, 1.0])
         for rollout, advantage in zip(group, advantages, strict=True):
             if advantage is not None:
                 rollout.assign_advantages(advantage)
-        window.add_group(group.rollouts)
-    assert window.metrics()["group/zero_signal_frac"] == 0.5
+        tally.add_group(group.rollouts)
+    assert tally.metrics()["group/zero_signal_frac"] == 0.5
 
 
 def test_a_filters_share_is_of_the_rollouts_that_it_saw():
-    window = StepWindow()
+    tally = StepTally()
     filters = [ZeroAdvantageFilterConfig()]
-    window.add_matches(Counter(zero_advantage=1), 4, filters)
-    window.add_matches(Counter(), 4, filters)
-    assert window.metrics() == {"filters/zero_advantage/frac": 0.125}
+    tally.add_matches(Counter(zero_advantage=1), 4, filters)
+    tally.add_matches(Counter(), 4, filters)
+    assert tally.metrics() == {"filters/zero_advantage/frac": 0.125}
 
 
 def test_staleness_is_mean_and_max_over_the_trained_rollouts():

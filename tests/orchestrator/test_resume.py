@@ -220,7 +220,7 @@ def _fields(state: RunState) -> dict[str, Any]:
 
 def test_a_state_of_another_run_is_refused():
     data = make_run().orchestrator.snapshot()
-    with pytest.raises(CheckpointError, match=r"of another run: the state is of the environments \['toy'\]"):
+    with pytest.raises(CheckpointError, match=r"of another run: the state is of the environments \['toy'\].*resume with"):
         play_part(1).orchestrator.restore(data)
 
 

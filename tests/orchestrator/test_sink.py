@@ -4,7 +4,7 @@ from jaxrl.monitors.ledger import Ledger
 from jaxrl.orchestrator.algo import GRPO
 from jaxrl.orchestrator.draws import Draw
 from jaxrl.orchestrator.groups import OpenGroup
-from jaxrl.orchestrator.metrics import StepWindow
+from jaxrl.orchestrator.metrics import StepTally
 from jaxrl.orchestrator.sink import MAX_SCORING_HOOKS, Sink
 from jaxrl.types import Boundary, Group
 from tests.builders import make_group, make_rollout
@@ -14,7 +14,7 @@ from tests.orchestrator.wiring import make_env
 
 def _sink(**settings) -> Sink:
     defaults = {"is_ordered": False, "pre_batch_filters": [], "max_consecutive_failures": 9, "on_change": lambda: None}
-    return Sink(Ledger(), StepWindow(), **(defaults | settings))
+    return Sink(Ledger(), StepTally(), **(defaults | settings))
 
 
 def _opened(env, size: int, order: int = 0) -> OpenGroup:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 
 from jaxrl.batching import pack
+from jaxrl.errors import TransportError
 from jaxrl.transport import decode, encode
 from jaxrl.types import MicroBatch, StepReport, TrainBatch, TrainingSample
 from tests.builders import make_micro_batch, make_sample
@@ -93,19 +94,19 @@ def test_what_is_not_an_array_of_numbers_is_refused_by_the_encoder():
 @pytest.mark.parametrize("keep", [0, 1, 10, 100, -1])
 def test_bytes_that_were_cut_short_are_refused(keep):
     data = encode(make_micro_batch())
-    with pytest.raises(ValueError, match=r"not a whole `MicroBatch`: Input data was truncated"):
+    with pytest.raises(TransportError, match=r"not a whole `MicroBatch`: Input data was truncated"):
         decode(MicroBatch, data[:keep])
 
 
 def test_another_struct_is_refused_with_the_field_that_is_missing():
     data = encode(StepReport(step=1, version=1, skipped=False, metrics={}))
-    with pytest.raises(ValueError, match="missing required field `token_ids`"):
+    with pytest.raises(TransportError, match="missing required field `token_ids`"):
         decode(MicroBatch, data)
 
 
 def test_a_number_where_an_array_belongs_is_refused():
     fields = msgspec.msgpack.decode(encode(make_micro_batch()))
-    with pytest.raises(ValueError, match="expected ndarray, got int"):
+    with pytest.raises(TransportError, match="expected ndarray, got int"):
         decode(MicroBatch, msgspec.msgpack.encode(fields | {"token_ids": 3}))
 
 
@@ -127,12 +128,12 @@ def array_value(dtype: str, shape: list[int], num_bytes: int) -> bytes:
 )
 def test_a_damaged_array_is_refused(code, value):
     fields = msgspec.msgpack.decode(encode(make_micro_batch()))
-    with pytest.raises(ValueError, match="not a whole `MicroBatch`"):
+    with pytest.raises(TransportError, match="not a whole `MicroBatch`"):
         decode(MicroBatch, msgspec.msgpack.encode(fields | {"token_ids": msgspec.msgpack.Ext(code, value)}))
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.binary(max_size=40))
-def test_alien_bytes_are_always_a_value_error(data):
-    with pytest.raises(ValueError, match="not a whole `MicroBatch`"):
+def test_alien_bytes_are_always_a_transport_error(data):
+    with pytest.raises(TransportError, match="not a whole `MicroBatch`"):
         decode(MicroBatch, data)

@@ -12,7 +12,6 @@ from typing import Any, ClassVar, final
 from jaxrl.config.algorithm import AlgorithmConfig
 from jaxrl.errors import SampleError
 from jaxrl.orchestrator.algo.routing import LossType, check_streams, stamp_loss_routing
-from jaxrl.orchestrator.failures import mark_failed
 from jaxrl.orchestrator.ports import ScoringPool
 from jaxrl.types import OPTIONAL_STREAMS, Boundary, Rollout
 
@@ -95,7 +94,7 @@ class Algorithm:
             try:
                 self._stamp(rollout)
             except SampleError as error:
-                mark_failed(rollout, Boundary.ALGORITHM, error)
+                rollout.fail(Boundary.ALGORITHM, error)
             freeze(rollout)
 
     def _stamp(self, rollout: Rollout) -> None:

@@ -1,0 +1,158 @@
+"""Every monitor of a run behind one object.
+
+In: numbers, rollouts and words from the pipeline. Out: the files of the run folder and a view on the terminal. A
+monitor that fails warns once and never stops the run; only `metrics.jsonl` must be writable at the start. Nothing here
+computes a metric.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from jaxrl.config.monitors import MonitorsConfig
+from jaxrl.monitors import metrics
+from jaxrl.monitors.environment import describe_environment
+from jaxrl.monitors.jsonl import MetricsFile, append_lines
+from jaxrl.monitors.rollouts import rollout_record
+from jaxrl.monitors.terminal import Terminal
+from jaxrl.types import Rollout
+
+logger = logging.getLogger(__name__)
+
+_STEP_FILE = re.compile(r"step_(\d{6,})\b")
+
+
+class MonitorSet:
+    """Every monitor of one run. Thread-safe; methods that write files belong in a worker thread."""
+
+    def __init__(
+        self,
+        run_dir: Path,
+        config: MonitorsConfig,
+        *,
+        name: str,
+        max_steps: int,
+        resume_step: int | None = None,
+        devices: Sequence[str] = (),
+        console: Console | None = None,
+    ) -> None:
+        """Open the run folder's records.
+
+        Args:
+          run_dir: the run folder; made if needed.
+          config: which monitors are on.
+          name: name of the run, for the terminal and the plot.
+          max_steps: length of the whole run, in steps.
+          resume_step: None for a new run; else the last step to keep, and what later steps wrote is removed.
+          devices: one name per device, for `environment.json`.
+          console: where the terminal view goes; None is standard output.
+
+        Raises:
+          ConfigError: `metrics.jsonl` cannot be written.
+        """
+        self._run_dir = run_dir
+        self._config = config
+        self._name = name
+        self._failed: set[str] = set()
+        self._is_closed = False
+        self._metrics = MetricsFile(run_dir / "metrics.jsonl", resume_step)
+        self._terminal: Terminal | None = None
+        self._guard("old step files", lambda: self._remove_steps_after(resume_step or 0))
+        self._guard("environment.json", lambda: self._write_environment(devices))
+        if config.terminal:
+            self._guard("terminal", lambda: self._open_terminal(console, max_steps, resume_step or 0))
+
+    def log_step(self, step: int, values: Mapping[str, float]) -> None:
+        """Record the metrics of a step.
+
+        Args:
+          step: 1-based.
+          values: numbers by metric name (see `monitors.metrics`); numbers that are not finite are dropped with a
+            warning.
+        """
+        self._guard("metrics.jsonl", lambda: self._metrics.log(step, values))
+        self._show(lambda terminal: terminal.step(step, values))
+
+    def log_rollouts(self, step: int, rollouts: Iterable[Rollout]) -> None:
+        """Append rollouts of a step to `rollouts/step_NNNNNN.jsonl`; slow, so called in a worker thread."""
+        if self._config.rollouts:
+            path = self._run_dir / "rollouts" / f"step_{step:06d}.jsonl"
+            self._guard("rollouts", lambda: append_lines(path, (rollout_record(step, rollout) for rollout in rollouts)))
+
+    def log_eval(self, step: int, env_name: str, scores: Mapping[str, float], rows: Iterable[Any] = ()) -> None:
+        """Record an evaluation.
+
+        Args:
+          step: policy version that was measured; 0 is the base policy.
+          env_name: the environment.
+          scores: become the metrics `eval/<env_name>/<score>` in the step's row.
+          rows: one JSON-like value per rollout, for `evals/step_NNNNNN.<env_name>.jsonl`.
+        """
+        values = {metrics.eval_score(env_name, score): value for score, value in scores.items()}
+        self._guard("metrics.jsonl", lambda: self._metrics.log(step, values))
+        path = self._run_dir / "evals" / f"step_{step:06d}.{env_name}.jsonl"
+        self._guard("evals", lambda: (path.unlink(missing_ok=True), append_lines(path, rows)))
+        self._show(lambda terminal: terminal.evaluation(step, env_name, scores))
+
+    def status(self, text: str) -> None:
+        """Show what the run is waiting for, as it is; the empty string for nothing."""
+        self._show(lambda terminal: terminal.status(text))
+
+    def progress(self, phase: str, done: float, total: float) -> None:
+        """Show how far a phase is (`loading`, `compiling`, `generating`, `training`, ...); `done >= total` ends it."""
+        self._show(lambda terminal: terminal.progress(phase, done, total))
+
+    def abandon(self) -> None:
+        """Leave the terminal usable in a process that ends at once."""
+        self._show(lambda terminal: terminal.abandon())
+
+    def close(self) -> None:
+        """Draw the reward curve and give the terminal back; a second call does nothing."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._guard("metrics.jsonl", self._metrics.close)
+        if self._config.plot:
+            self._guard("reward_curve.png", self._plot)
+        self._show(lambda terminal: terminal.close())
+
+    def _guard(self, sink: str, action: Callable[[], object]) -> None:
+        """Do what a sink does; when it fails, warn the first time and go on."""
+        try:
+            action()
+        except Exception as error:
+            if sink not in self._failed:
+                self._failed.add(sink)
+                logger.warning("monitor %r failed, the run goes on without it: %s: %s", sink, type(error).__name__, error)
+
+    def _show(self, action: Callable[[Terminal], None]) -> None:
+        terminal = self._terminal
+        if terminal is not None:
+            self._guard("terminal", lambda: action(terminal))
+
+    def _open_terminal(self, console: Console | None, max_steps: int, first_step: int) -> None:
+        self._terminal = Terminal(self._name, max_steps, first_step=first_step, console=console)
+
+    def _plot(self) -> None:
+        # matplotlib takes half a second to import, which a dry run or a short check should not pay.
+        from jaxrl.monitors.plot import draw_reward_curve
+
+        draw_reward_curve(self._run_dir, self._name)
+
+    def _write_environment(self, devices: Sequence[str]) -> None:
+        text = json.dumps(describe_environment(devices), indent=2)
+        (self._run_dir / "environment.json").write_text(text + "\n", encoding="utf-8")
+
+    def _remove_steps_after(self, step: int) -> None:
+        for folder in ("rollouts", "evals"):
+            for path in (self._run_dir / folder).glob("step_*.jsonl"):
+                match = _STEP_FILE.match(path.name)
+                if match and int(match[1]) > step:
+                    path.unlink()
