@@ -1,8 +1,9 @@
 """From a `RunConfig` to wired objects, started and stopped in order: the only file that names every concrete class.
 
-In: a validated configuration, and whether to resume. Out: a finished run and its folder. What can fail without a device (folder, tokenizer,
-environments) is built first; then the device thread, the model, the programs, the engine; then both arms run until the last step is
-reported, Ctrl-C, or the first failure. It decides nothing about training: each part has its own rules.
+In: a validated configuration, and whether to resume. Out: a finished run and its folder. What can fail without a device
+(folder, tokenizer, environments) is built first; then the device thread, the model, the programs, the engine; then both
+arms run until the last step is reported, Ctrl-C, or the first failure. It decides nothing about training: each part has
+its own rules.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import gc
 import logging
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -49,6 +51,8 @@ from jaxrl.trainer.state import TrainState
 from jaxrl.trainer.step import StepPrograms, build_programs
 from jaxrl.transport.memory import InProcessChannel
 from jaxrl.weights.memory import WeightStore
+
+logger = logging.getLogger(__name__)
 
 STOP_DEADLINE_S = 600.0
 """How long an orderly stop may take: the running step, a checkpoint, the device thread's last call."""
@@ -115,10 +119,14 @@ def launch(
     refuse_many_processes()
     mesh = build_mesh(config.trainer.mesh, devices)
     checkpointer = Checkpointer(run_dir / "checkpoints", config.trainer.checkpoint.keep_last, mesh)
-    start_step = _step_to_resume(checkpointer) if resume else None
+    start_step = _step_to_resume(checkpointer, config.run.max_steps) if resume else None
+    if start_step == config.run.max_steps:
+        logger.warning("%s already is at step %d of %d; `--run.max_steps N` goes on from there", run_dir, start_step, start_step)
+        return Outcome(run_dir, start_step, is_complete=True)
     if start_step is None:
         _write_config(config)
     with _logging_to(run_dir / "logs"), contextlib.ExitStack() as stack:
+        logger.info("run %r: steps %d to %d on %s", config.run.name, (start_step or 0) + 1, config.run.max_steps, mesh.devices.flat[0])
         monitors = MonitorSet(
             run_dir,
             config.monitors,
@@ -133,9 +141,12 @@ def launch(
         stack.enter_context(_start_up_is_permanent())
         stack.enter_context(_saying_how_to_resume(checkpointer, run_dir))
         done = asyncio.run(_train(config, arm, checkpointer, renderer, train, heldout, monitors, stop_after))
-    if done < config.run.max_steps:
-        further = f"resume with: {_resume_command(run_dir)}" if done else f"nothing was trained or saved; delete {run_dir} to start again"
-        logging.getLogger(__name__).warning("stopped after step %d; %s", done, further)
+        logger.info("done: step %d of %d", done, config.run.max_steps)
+        monitors.close()
+        if done < config.run.max_steps:
+            anew = f"nothing was trained or saved; delete {run_dir} to start again"
+            further = f"resume with: {_resume_command(run_dir)}" if done else anew
+            logger.warning("stopped after step %d; %s", done, further)
     return Outcome(run_dir, done, is_complete=done >= config.run.max_steps)
 
 
@@ -175,7 +186,7 @@ def array_arm(
 
     Args:
       config: the run.
-      renderer: gives the engine its text and is checked against the model's vocabulary.
+      renderer: gives the engine its text.
       mesh: where the trainer's arrays live; the engine takes the first of its devices.
       progress: called with `loading` and `compiling`.
       checkpointer: where `start_step` is restored from.
@@ -204,7 +215,7 @@ def _build_array_arm(
     trainer = config.trainer
     progress("loading", 0, 1)
     model, params = load_pretrained(config.orchestrator.model.name, param_dtype=trainer.param_dtype, mesh=mesh)
-    _check_fits(config, renderer, model.spec)
+    _check_fits(config, model.spec)
     programs = build_programs(model, trainer, mesh, config.run.max_steps)
     orchestrator_state = None
     if checkpointer is None or start_step is None:
@@ -229,12 +240,8 @@ def _build_array_arm(
     return ArrayArm(device, programs, state, store, engine, version, orchestrator_state)
 
 
-def _check_fits(config: RunConfig, renderer: Renderer, spec: ModelSpec) -> None:
+def _check_fits(config: RunConfig, spec: ModelSpec) -> None:
     name = config.orchestrator.model.name
-    if renderer.vocab_size > spec.vocab_size:
-        raise ConfigError(
-            f"{name}: the tokenizer has {renderer.vocab_size} ids but the model only {spec.vocab_size} rows; they are of different models"
-        )
     if config.engine.max_model_len > spec.max_position_embeddings:
         raise ConfigError(
             f"`inference.max_model_len`={config.engine.max_model_len} is beyond the {spec.max_position_embeddings} positions of {name}; "
@@ -428,12 +435,15 @@ def _check_run_folder(run_dir: Path, *, resume: bool) -> None:
         )
 
 
-def _step_to_resume(checkpointer: Checkpointer) -> int:
+def _step_to_resume(checkpointer: Checkpointer, max_steps: int) -> int:
     step = checkpointer.latest_complete()
     if step is None:
         raise ConfigError(
-            f"{checkpointer.directory} has no complete checkpoint to resume from; start the run anew with --config and another `run.name`"
+            f"{checkpointer.directory} has no complete checkpoint, so there is nothing to resume from: delete "
+            f"{checkpointer.directory.parent} and start anew with --config, with a smaller `trainer.checkpoint.every_n_steps` if it was ended before its first checkpoint"
         )
+    if step > max_steps:
+        raise ConfigError(f"the run is at step {step} already, beyond `run.max_steps`={max_steps}; raise it to go on")
     return step
 
 
@@ -447,7 +457,7 @@ def _write_config(config: RunConfig) -> None:
 
 
 def _resume_command(run_dir: Path) -> str:
-    return f"python -m jaxrl.train --resume {run_dir}"
+    return f"{sys.executable} -m jaxrl.train --resume {run_dir}"
 
 
 @contextlib.contextmanager
@@ -457,7 +467,7 @@ def _saying_how_to_resume(checkpointer: Checkpointer, run_dir: Path) -> Iterator
         yield
     except Exception:
         if (step := checkpointer.latest_complete()) is not None:
-            logging.getLogger(__name__).warning("the run failed; step %d is saved; resume with: %s", step, _resume_command(run_dir))
+            logger.warning("the run failed; step %d is saved; resume with: %s", step, _resume_command(run_dir))
         raise
 
 

@@ -1,15 +1,18 @@
 """`python -m jaxrl.train --config FILE.toml [--any.key VALUE ...]`: train a policy, or go on with `--resume RUN_DIR`.
 
-Parses, calls `launch`, and turns the outcome into an exit code: 0 done (or stopped on request, with its state saved), 1 the run failed,
-2 the command line, the configuration or the model directory is wrong, 130 Ctrl-C while there was nothing to save. It builds nothing itself.
+Parses, calls `launch`, and turns the outcome into an exit code: 0 done (or stopped on request, with its state saved), 1 the
+run failed, 2 the command line, the configuration or the model directory is wrong, 130 Ctrl-C while there was nothing to save.
+It builds nothing itself.
 """
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Sequence
 
 from rich.console import Console
+from rich.logging import RichHandler
 
 from jaxrl.config.dump import dump_toml
 from jaxrl.config.load import load_config_aloud, parse_cli
@@ -38,6 +41,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         errors.print(f"Configuration error: {error}", style="red", markup=False, soft_wrap=True)
         return EXIT_USAGE
+    if command.flags.resume is not None:
+        # The folder that was named is the run, whatever its config.toml says: it may have been moved or copied.
+        config = config.model_copy(update={"run": config.run.model_copy(update={"output_dir": str(command.flags.resume)})})
     if command.flags.dry_run:
         sys.stdout.write(dump_toml(config))
         return EXIT_OK
@@ -45,8 +51,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     # JAX is imported only now, so that a wrong configuration fails before any device is touched.
     from jaxrl.launch import launch
 
+    handler = RichHandler(console=errors, level=logging.WARNING, show_time=False, show_path=False)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
     try:
-        launch(config, resume=command.flags.resume is not None)
+        outcome = launch(config, resume=command.flags.resume is not None)
     except (ConfigError, ModelLoadError) as error:
         errors.print(f"Configuration error: {error}", style="red", markup=False, soft_wrap=True)
         return EXIT_USAGE
@@ -56,6 +64,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:  # training itself ends in order on Ctrl-C and raises nothing
         errors.print("Interrupted outside of training; no step was lost.", style="red")
         return EXIT_INTERRUPTED
+    curve = outcome.run_dir / "reward_curve.png"
+    parts = [f"run folder: {outcome.run_dir}", *([f"curve: {curve}"] if curve.is_file() else [])]
+    Console(highlight=False).print("  ".join(parts), markup=False, soft_wrap=True)
     return EXIT_OK
 
 

@@ -62,6 +62,11 @@ def test_no_module_of_the_asyncio_arm_brings_jax_into_the_process() -> None:
     assert json.loads(done.stdout.splitlines()[-1]) == {}
 
 
+def test_every_mesh_is_built_in_one_place() -> None:
+    builders = [p for p in MODULES if re.search(r"\bmake_mesh\(|\bMesh\(|mesh_utils", p.read_text(encoding="utf-8"))]
+    assert [str(p.relative_to(ROOT)) for p in builders] == ["jaxrl/models/mesh.py"]
+
+
 def test_no_module_is_a_drawer() -> None:
     assert [str(p) for p in MODULES if p.stem.strip("_") in ("utils", "util", "common", "helpers", "helper", "misc")] == []
 

@@ -15,7 +15,7 @@ class GRPOConfig(Section):
     """Group-relative policy optimisation: reward minus the group's mean."""
 
     type: Literal["grpo"] = "grpo"
-    """Tag of this algorithm."""
+    """Which algorithm: `grpo`."""
     action_loss_type: ClassVar[Literal["rl", "ce", "ref_kl"]] = "rl"
     """The loss component that the sampled tokens feed; the algorithm's own class says the same."""
     is_group_relative: ClassVar[bool] = True

@@ -24,7 +24,7 @@ _SECRET_VALUE = re.compile(
 def dump_toml(config: Section) -> str:
     """Return a configuration as documented TOML: every field with its value and, above it, its meaning.
 
-    Null fields are left out, so they take their default, null. Loading the text again gives an equal configuration.
+    A null field stands as a comment without a value, because TOML has no null. Loading the text again gives an equal configuration.
     """
     return "\n".join(_toml_lines(config, "")).strip() + "\n"
 
@@ -59,8 +59,10 @@ def _toml_lines(section: Section, prefix: str) -> Iterator[str]:
     for name in sorted(type(section).model_fields, key=lambda name: name != "type"):
         value, key = getattr(section, name), f"{prefix}{name}"
         if value is None:
-            continue
-        if isinstance(value, Section):
+            meaning = one_line(type(section).model_fields[name].description or "")
+            yield f"# {meaning}."
+            yield f"# {name} ="
+        elif isinstance(value, Section):
             tables.append((f"[{key}]", key, value))
         elif isinstance(value, list) and value and all(isinstance(item, Section) for item in value):
             tables += [(f"[[{key}]]", key, item) for item in value]

@@ -47,14 +47,14 @@ class SequentialTasksConfig(Section):
     """Tasks in the order that the environment lists them, from the start again when they are used up."""
 
     type: Literal["sequential"] = "sequential"
-    """Tag of this task sampler."""
+    """Which task sampler: `uniform` or `sequential`."""
 
 
 class UniformTasksConfig(Section):
     """Every task once per epoch, each epoch in an order of its own."""
 
     type: Literal["uniform"] = "uniform"
-    """Tag of this task sampler."""
+    """Which task sampler: `uniform` or `sequential`."""
 
 
 TasksConfig = Annotated[SequentialTasksConfig | UniformTasksConfig, Field(discriminator="type")]
@@ -95,7 +95,7 @@ class ReasoningGymEnvConfig(EnvBase):
     """Single-turn questions from one dataset of the `reasoning_gym` package."""
 
     type: Literal["reasoning_gym"] = "reasoning_gym"
-    """Tag of this environment."""
+    """Which environment: `reasoning_gym` or `reverse_text`."""
     dataset: str
     """Name of the dataset, such as `chain_sum`."""
     parameters: dict[str, Any] = {}
@@ -122,7 +122,7 @@ class ReverseTextEnvConfig(EnvBase):
     """Repeat a short text backwards: the smallest complete environment, to be copied."""
 
     type: Literal["reverse_text"] = "reverse_text"
-    """Tag of this environment."""
+    """Which environment: `reasoning_gym` or `reverse_text`."""
     min_chars: int = Field(default=2, ge=1)
     """Shortest text."""
     max_chars: int = Field(default=5, ge=1)

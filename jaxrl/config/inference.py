@@ -17,7 +17,7 @@ class EmbeddedInferenceConfig(Section):
     """The engine inside the training process, on the trainer's devices."""
 
     type: Literal["embedded"] = "embedded"
-    """Tag of this engine."""
+    """Which engine: `embedded`; `openai` is refused with the reason."""
     num_slots: int = Field(default=64, ge=1)
     """Sequences that decode at the same time."""
     max_model_len: int = Field(default=512, ge=2)
@@ -38,7 +38,7 @@ class OpenAIInferenceConfig(Section):
     """An external OpenAI-compatible server as the policy; parsed so that the refusal can say why."""
 
     type: Literal["openai"] = "openai"
-    """Tag of this engine."""
+    """Which engine: `embedded`; `openai` is refused with the reason."""
 
 
 InferenceConfig = Annotated[EmbeddedInferenceConfig | OpenAIInferenceConfig, Field(discriminator="type")]

@@ -55,7 +55,7 @@ class DefaultLossConfig(Section):
     """The rl loss with a one-sided probability-gap trust region (DPPO) and a squared log-ratio regulariser."""
 
     type: Literal["default"] = "default"
-    """Tag of this loss."""
+    """Which rl loss: `default` or `ipo`."""
     dppo_mask_low: float = Field(default=0.2, ge=0)
     """A token with advantage <= 0 is dropped when its probability fell by more than this."""
     dppo_mask_high: float = Field(default=0.2, ge=0)
@@ -70,7 +70,7 @@ class IPOLossConfig(Section):
     """The rl loss with a two-sided probability-gap trust region."""
 
     type: Literal["ipo"] = "ipo"
-    """Tag of this loss."""
+    """Which rl loss: `default` or `ipo`."""
     ipo_threshold: float = Field(default=0.1, ge=0)
     """A token is dropped when its probability moved by more than this, in either direction."""
     adv_tau: float = Field(default=1.0, ge=0)
@@ -86,7 +86,7 @@ class ConstantScheduleConfig(Section):
     """A learning rate that does not change after an optional warm-up."""
 
     type: Literal["constant"] = "constant"
-    """Tag of this schedule."""
+    """Which schedule: `constant`, `linear` or `cosine`."""
     warmup_steps: int = Field(default=0, ge=0)
     """Steps of linear warm-up: step k (1-based) of the warm-up uses lr * k / warmup_steps."""
 
@@ -95,7 +95,7 @@ class LinearScheduleConfig(Section):
     """Warm-up, stable, linear decay; the last step uses exactly `min_lr` (or 1e-8 of the peak when that is 0)."""
 
     type: Literal["linear"] = "linear"
-    """Tag of this schedule."""
+    """Which schedule: `constant`, `linear` or `cosine`."""
     warmup_steps: int = Field(default=10, ge=0)
     """Steps of linear warm-up from `min_lr` (or 1e-8 of the peak when that is 0)."""
     decay_steps: int = Field(default=10, ge=0)
@@ -108,7 +108,7 @@ class CosineScheduleConfig(Section):
     """Warm-up, then cosine decay towards `min_lr` at `run.max_steps`."""
 
     type: Literal["cosine"] = "cosine"
-    """Tag of this schedule."""
+    """Which schedule: `constant`, `linear` or `cosine`."""
     warmup_steps: int = Field(default=10, ge=0)
     """Steps of linear warm-up from `min_lr` (or 1e-8 of the peak when that is 0)."""
     min_lr: float = Field(default=0.0, ge=0)

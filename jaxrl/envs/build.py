@@ -6,6 +6,8 @@ config class to `jaxrl.config.env` and a case here; nothing else in the system k
 
 from __future__ import annotations
 
+import json
+import logging
 from collections.abc import Sequence
 
 from jaxrl.config.env import EnvConfig, ReasoningGymEnvConfig, ReverseTextEnvConfig
@@ -13,6 +15,8 @@ from jaxrl.envs.base import Environment
 from jaxrl.envs.reasoning_gym import reasoning_gym_environment
 from jaxrl.envs.reverse_text import reverse_text
 from jaxrl.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 
 def build_environment(config: EnvConfig) -> Environment:
@@ -33,21 +37,32 @@ def require_disjoint_questions(train: Sequence[Environment], heldout: Sequence[E
     """Assert that no question text of the held-out environments is a training question.
 
     Texts are compared, whatever names, seeds, tiers and splits they come from. Environments whose specs have no
-    `question` are not compared.
+    `question` are compared by whole specs (but for `id`), and what they share is only warned about: a small world may
+    have too few tasks to keep some apart.
 
     Raises:
       ConfigError: names the two environments, how many texts they share, and one of them.
     """
     for env in train:
-        questions = _questions(env)
         for other in heldout:
-            shared = questions & _questions(other)
-            if shared:
+            if shared := _questions(env) & _questions(other):
                 raise ConfigError(
                     f"{len(shared)} question(s) of evaluation env {other.name!r} are also trained on by env {env.name!r}, for example "
                     f"{min(shared)!r}; use `split`='train' and `split`='heldout' with the same `heldout_frac`"
+                )
+            if shared := _specs_without_question(env) & _specs_without_question(other):
+                logger.warning(
+                    "%d task(s) of evaluation env %r are also trained on by env %r; its scores are not of held-out tasks",
+                    len(shared),
+                    other.name,
+                    env.name,
                 )
 
 
 def _questions(env: Environment) -> set[str]:
     return {spec["question"] for spec in env.tasks() if "question" in spec}
+
+
+def _specs_without_question(env: Environment) -> set[str]:
+    specs = [{key: value for key, value in spec.items() if key != "id"} for spec in env.tasks() if "question" not in spec]
+    return {json.dumps(spec, sort_keys=True) for spec in specs}

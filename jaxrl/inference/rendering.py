@@ -243,6 +243,11 @@ class Renderer:
 
 
 def _load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
+    if not path.is_dir():
+        raise ModelLoadError(
+            f"`{path}` is not a directory on this machine (seen from {Path.cwd()}). Downloading from the Hugging Face hub is not available "
+            "yet: fetch the model with another tool and pass its directory"
+        )
     if not (path / "tokenizer.json").is_file():
         raise ModelLoadError(f"{path}: expected a Hugging Face directory with a tokenizer.json, found none; pass the model's directory")
     # Without torch, importing transformers logs that no model is available: true, and no concern of someone who wants a

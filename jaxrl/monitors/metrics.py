@@ -14,6 +14,7 @@ STALE_COMPLETION_TOKENS_MEAN = "rollout/completion_tokens/stale_mean"
 ERROR_FRAC = "rollout/error_frac"
 TRUNCATED_FRAC = "rollout/truncated_frac"
 ZERO_SIGNAL_FRAC = "group/zero_signal_frac"
+PARTIAL_FRAC = "group/partial_frac"
 POLICY_VERSION = "policy/version"
 STALENESS_MEAN = "policy/staleness_steps/mean"
 STALENESS_MAX = "policy/staleness_steps/max"
@@ -40,6 +41,7 @@ MEANINGS: dict[str, str] = {
     ERROR_FRAC: "share of rollouts that failed; they have no reward and are in no mean",
     TRUNCATED_FRAC: "share of rollouts that a token or turn limit cut",
     ZERO_SIGNAL_FRAC: "share of groups whose advantages are all exactly 0",
+    PARTIAL_FRAC: "share of groups that were credited without some of their rollouts, which failed or have no reward",
     "ledger/<bucket>": "rollouts of the run so far that ended in this bucket, or are `pending`; the buckets add up to `ledger/dispatched`",
     "ledger/dispatched": "rollouts of the run so far that were dispatched",
     "ledger/truncated": "rollouts of the run so far that a token or turn limit cut; each is in its bucket too",

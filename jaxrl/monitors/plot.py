@@ -90,7 +90,16 @@ def _draw_eval(axes: Axes, env_name: str, points: Sequence[tuple[int, float]], c
     ends = [(points[0], (8, -14), "left")] + ([(points[-1], (-8, 10), "right")] if len(points) > 1 else [])
     for (step, value), offset, side in ends:
         axes.annotate(
-            f"{value:.2f}", (step, value), xytext=offset, textcoords="offset points", ha=side, color=colour, fontsize=10, fontweight="bold"
+            f"{value:.2f}",
+            (step, value),
+            xytext=offset,
+            textcoords="offset points",
+            ha=side,
+            color=colour,
+            fontsize=10,
+            fontweight="bold",
+            bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 1.5},
+            zorder=5,
         )
 
 

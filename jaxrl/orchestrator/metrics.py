@@ -34,6 +34,8 @@ class StepTally:
         self._rollouts: list[tuple[int, Rollout]] = []
         self._num_credited_groups = 0
         self._num_zero_signal_groups = 0
+        self._num_scored_groups = 0
+        self._num_partial_groups = 0
         self._matched: Counter[str] = Counter()
         self._examined: Counter[str] = Counter()
 
@@ -41,8 +43,15 @@ class StepTally:
         """Enter a decided rollout of the group at position `order` in the order of draws."""
         self._rollouts.append((order, rollout))
 
-    def add_group(self, rollouts: Iterable[Rollout]) -> None:
-        """Enter a committed group: it has no signal if every advantage that was assigned in it is exactly 0."""
+    def add_group(self, rollouts: Sequence[Rollout]) -> None:
+        """Enter a committed group.
+
+        It is partial if some but not all of its rollouts are scored, and has no signal if every advantage that was
+        assigned in it is exactly 0.
+        """
+        num_scored = sum(r.is_scored for r in rollouts)
+        self._num_scored_groups += num_scored > 0
+        self._num_partial_groups += 0 < num_scored < len(rollouts)
         streams = [s.advantages for r in rollouts if r.is_scored for s in r.samples if s.advantages is not None]
         if streams:
             self._num_credited_groups += 1
@@ -77,6 +86,8 @@ class StepTally:
         values |= _mean(names.TRUNCATED_FRAC, [r.is_truncated for r in decided])
         if self._num_credited_groups:
             values[names.ZERO_SIGNAL_FRAC] = self._num_zero_signal_groups / self._num_credited_groups
+        if self._num_scored_groups:
+            values[names.PARTIAL_FRAC] = self._num_partial_groups / self._num_scored_groups
         advantages = [a for r in scored if (a := r.mean_advantage()) is not None]
         if advantages:
             values |= _mean(names.ADVANTAGE_MEAN, advantages) | _mean(

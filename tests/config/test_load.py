@@ -172,6 +172,11 @@ def test_a_key_of_another_section_is_pointed_to(file: Path) -> None:
     assert error_of(file, "--run.batch_size", "8").endswith("that key belongs to `orchestrator.batch_size`")
 
 
+def test_a_run_is_synchronous_unless_told_otherwise_because_the_engine_shares_the_trainers_devices(file: Path) -> None:
+    assert load_config(file).async_level == 0
+    assert load_config(file, ["--orchestrator.max_async_level=1"]).async_level == 1
+
+
 def test_a_list_of_runs_is_refused_with_the_reason(file: Path) -> None:
     assert "a trainer trains one run; start a process for each" in error_of(with_text(file, "[[run]]\nname = 'a'\n[[run]]\nname = 'b'\n"))
 
@@ -247,10 +252,10 @@ def test_null_in_a_free_table_is_refused_because_toml_cannot_keep_it(file: Path)
 # Writing
 
 
-def test_a_dump_documents_every_field_and_leaves_null_out(file: Path) -> None:
+def test_a_dump_documents_every_field_and_comments_null_out(file: Path) -> None:
     text = dump_toml(load_config(file))
     assert "# Optimizer steps of the whole run, resumed parts included.\nmax_steps = 100\n" in text
-    assert "token_batch_size" not in text
+    assert "# token_batch_size =\n" in text
     for line in text.splitlines():
         assert not line.startswith("# ."), "a field without a description"
 

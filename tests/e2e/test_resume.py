@@ -103,16 +103,15 @@ def test_ctrl_c_saves_and_says_how_to_resume(tmp_path):
     assert checkpoints_of(run_dir).latest_complete() == max(metrics(run_dir))
 
 
-@pytest.mark.parametrize(("phase", "code", "said"), [("loading", 130, "no step was lost"), ("evaluating", 0, "nothing was trained or saved")])
-def test_ctrl_c_before_the_first_step_ends_in_order_and_promises_no_resume(tmp_path, phase, code, said):
+def test_ctrl_c_before_the_first_step_ends_in_order_and_promises_no_resume(tmp_path):
     long_eval = ("--orchestrator.eval.num_tasks=2000", "--orchestrator.eval.env.0.num_tasks=30_000", "--monitors.terminal=true")
     child = train_in_child(small_arguments(tmp_path / "run", *long_eval))
     for line in child.stdout:
-        if line.startswith(phase):
+        if line.startswith("evaluating"):
             break
     child.send_signal(signal.SIGINT)
     output, _ = child.communicate(timeout=DEADLINE_S)
-    assert child.returncode == code, output
-    assert said in output
+    assert child.returncode == 0, output
+    assert "nothing was trained or saved" in output
     assert "Traceback" not in output
     assert "--resume" not in output

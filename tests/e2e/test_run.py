@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import re
 from concurrent.futures import Future
 
@@ -130,19 +131,25 @@ def test_a_resume_that_is_refused_leaves_the_folders_configuration_as_it_was(tmp
     assert (run_dir / "config.toml").read_text() == "as it was"
 
 
-def test_a_run_that_fails_says_what_is_saved_and_how_to_resume(tmp_path, caplog):
+def test_a_run_that_fails_says_what_is_saved_and_how_to_resume(tmp_path, caplog, monkeypatch):
     run_dir = tmp_path / "run"
-    run_here(small_run(run_dir, *UNMEASURED, "--run.max_steps=1"))
-    with pytest.warns(UserWarning, match="nothing will be learned"):
-        config = small_run(run_dir, *UNMEASURED, "--orchestrator.group_size=1", "--orchestrator.max_empty_batches=1")
-    with pytest.raises(RunFailedError, match="nothing to train on"):
-        run_here(config, resume=True)
-    assert f"step 1 is saved; resume with: python -m jaxrl.train --resume {run_dir}" in caplog.text
+    rewards = itertools.chain(itertools.islice(itertools.cycle([0.0, 1.0]), 32), itertools.repeat(0.0))
+
+    async def score(spec, text):
+        """Tell the first step's replies apart, and no later ones."""
+        return next(rewards)
+
+    env = SingleTurnEnvironment("sums", [{"id": "1"}], lambda spec: "1 + 1 =", score)
+    monkeypatch.setattr(launch, "build_environment", lambda env_config: env)
+    with pytest.raises(RunFailedError, match="step 2: 1 batches in a row gave nothing to train on"):
+        run_here(small_run(run_dir, *UNMEASURED, "--orchestrator.max_empty_batches=1"))
+    assert "step 1 is saved; resume with" in caplog.text
+    assert f"--resume {run_dir}" in caplog.text
 
 
 def test_an_evaluation_may_take_longer_than_any_wait(tmp_path, monkeypatch):
     async def slow_score(spec, text):
-        await asyncio.sleep(3.0)
+        await asyncio.sleep(2.5)
         return 1.0
 
     def build(env_config):

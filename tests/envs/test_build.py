@@ -26,8 +26,9 @@ def test_train_and_heldout_of_one_dataset_pass_and_a_shared_question_does_not() 
         require_disjoint_questions([train], [heldout, widened])
 
 
-def test_environments_without_question_texts_are_not_compared() -> None:
+def test_shared_tasks_without_a_question_text_are_warned_about(caplog: pytest.LogCaptureFixture) -> None:
     texts = build_environment(ReverseTextEnvConfig(num_tasks=5))
     require_disjoint_questions([texts], [texts])
+    assert "5 task(s) of evaluation env 'reverse_text' are also trained on" in caplog.text
     with pytest.raises(ConfigError, match="'q0'"):
         require_disjoint_questions([texts, ToyEnv("a")], [ToyEnv("b")])

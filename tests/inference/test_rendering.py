@@ -249,8 +249,11 @@ def test_a_template_whose_turn_end_is_no_token_is_refused(tmp_path: Path) -> Non
 def test_a_directory_without_chat_template_or_tokenizer_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match="has no chat template"):
         Renderer.from_pretrained(model_directory(tmp_path, chat_template=None))
-    with pytest.raises(ModelLoadError, match=r"expected a Hugging Face directory with a tokenizer\.json"):
+    with pytest.raises(ModelLoadError, match=r"nothing` is not a directory on this machine"):
         Renderer.from_pretrained(tmp_path / "nothing")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ModelLoadError, match=r"expected a Hugging Face directory with a tokenizer\.json"):
+        Renderer.from_pretrained(tmp_path / "empty")
     (tmp_path / "model" / "tokenizer.json").write_text("{")
     with pytest.raises(ModelLoadError, match="cannot be loaded"):
         Renderer.from_pretrained(tmp_path / "model")

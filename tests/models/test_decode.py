@@ -55,6 +55,21 @@ def test_prefill_then_decode_gives_the_logits_of_one_forward_pass(spec: ModelSpe
         np.testing.assert_allclose(logits[2], expected[t], rtol=0, atol=1e-5)
 
 
+def test_op_by_op_prefill_decode_and_score_are_those_of_the_compiled_functions() -> None:
+    _, params = model_of(SPEC)
+    weights = to_engine(params, SPEC, "float32")
+    prompt, fed, at, slot = np.array([[3, 1, 4]], np.int32), np.array([9], np.int32), np.array([3], np.int32), np.zeros(1, np.int32)
+
+    def one_token(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> jax.Array:
+        prompt_kv = wrap(functools.partial(prefill, spec=SPEC))(weights, prompt)
+        cache = wrap(insert_prompts)(init_cache(SPEC, 1, 8, jnp.float32), prompt_kv, slot, slot)
+        return wrap(functools.partial(decode_step, spec=SPEC))(weights, cache, fed, at)[0]
+
+    np.testing.assert_allclose(one_token(lambda function: function), one_token(jax.jit), rtol=0, atol=1e-5)
+    compiled = jax.jit(functools.partial(score, spec=SPEC))(weights, prompt, np.ones(1, np.float32))
+    np.testing.assert_allclose(score(weights, jnp.asarray(prompt), jnp.ones(1), spec=SPEC), compiled, rtol=0, atol=1e-5)
+
+
 def test_a_write_past_the_window_is_dropped() -> None:
     _, params = model_of(SPEC)
     weights = to_engine(params, SPEC, "float32")

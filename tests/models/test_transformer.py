@@ -93,6 +93,12 @@ def test_equal_specs_give_equal_models_so_that_jit_compiles_once():
     assert build_model(TIED) != build_model(UNTIED)
 
 
+def test_op_by_op_the_states_are_those_of_the_compiled_function():
+    model, params = tiny_model()
+    rows = pack_rows(SEQUENCES)
+    np.testing.assert_allclose(model.hidden(params, **rows), run(model, params, rows)[0], rtol=0, atol=1e-5)
+
+
 def test_layers_that_add_nothing_leave_the_normed_embedding():
     model, params = tiny_model()
     for part, name in (("attention", "o_proj"), ("mlp", "down_proj")):

@@ -81,6 +81,13 @@ def test_a_group_has_no_signal_when_every_assigned_advantage_is_zero():
     assert tally.metrics()["group/zero_signal_frac"] == 0.5
 
 
+def test_a_group_is_partial_when_some_but_not_all_of_its_rollouts_are_scored():
+    tally = StepTally()
+    for rewards in ([1.0, 1.0], [1.0, None], [None, None]):
+        tally.add_group(make_group(rewards).rollouts)
+    assert tally.metrics()["group/partial_frac"] == 0.5
+
+
 def test_a_filters_share_is_of_the_rollouts_that_it_saw():
     tally = StepTally()
     filters = [ZeroAdvantageFilterConfig()]

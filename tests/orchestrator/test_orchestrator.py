@@ -163,6 +163,7 @@ async def test_a_partial_group_trains_on_its_survivors():
     failed = [r for r in run.monitors.rollouts[1] if r.bucket == "errored"]
     assert [(r.member, r.reward, r.failure.boundary) for r in failed] == [(3, None, Boundary.ENV)] * 2
     assert run.envs[0].tasks.metrics()["missing_rewards"] == 4
+    assert [metrics["group/partial_frac"] for _, metrics in run.monitors.steps] == [1.0, 1.0], "and the run says so"
     survivors = [r for r in run.monitors.rollouts[1] if r.draw_index == 0 and r.member < 3]
     mean = sum(r.reward for r in survivors) / 3
     assert [r.mean_advantage() for r in survivors] == pytest.approx([r.reward - mean for r in survivors])

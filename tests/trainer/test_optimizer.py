@@ -16,17 +16,19 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "trainer" / "schedule_cases.json
 CASES = json.loads(GOLDEN.read_text())["schedule_cases"]
 
 
-def rates(lr: float, max_steps: int, num_steps: int | None = None, **schedule: object) -> list[float]:
-    """The rate of every step, computed under jit as a step does."""
-    compiled = jax.jit(build_schedule(OptimizerConfig(lr=lr, schedule=schedule), max_steps))
-    return [float(compiled(jnp.int32(k))) for k in range(num_steps or max_steps)]
+def rates(lr: float, max_steps: int, num_steps: int | None = None, *, is_compiled: bool = True, **schedule: object) -> list[float]:
+    """The rate of every step, computed under jit as a step does, or op by op."""
+    rate = build_schedule(OptimizerConfig(lr=lr, schedule=schedule), max_steps)
+    rate = jax.jit(rate) if is_compiled else rate
+    return [float(rate(jnp.int32(k))) for k in range(num_steps or max_steps)]
 
 
 @pytest.mark.parametrize("case", CASES, ids=[f"{case['type']}_{i}" for i, case in enumerate(CASES)])
-def test_every_step_uses_the_golden_learning_rate(case):
+@pytest.mark.parametrize("is_compiled", [True, False], ids=["jit", "eager"])
+def test_every_step_uses_the_golden_learning_rate(case, is_compiled):
     case = dict(case)
     expected = case.pop("lr_used_by_step_1_based")
-    found = rates(case.pop("lr"), case.pop("max_steps"), **case)
+    found = rates(case.pop("lr"), case.pop("max_steps"), is_compiled=is_compiled, **case)
     np.testing.assert_allclose(found, expected, atol=1e-9, rtol=1e-6)
 
 

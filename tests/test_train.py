@@ -1,0 +1,82 @@
+"""`python -m jaxrl.train`: a dry run, and what each kind of ending is as an exit code and a sentence."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jaxrl import launch, train
+from jaxrl.config.load import load_config
+from jaxrl.config.run import RunConfig
+from jaxrl.errors import CheckpointError, ConfigError, DeadlineError, JaxrlError, ModelLoadError, RunFailedError
+
+CONFIG = Path(__file__).parents[1] / "configs" / "quickstart.toml"
+
+DRY_RUN = """
+import sys
+from jaxrl import train
+code = train.main(["--config", sys.argv[1], "--run.max_steps=7", "--dry-run"])
+assert code == 0, code
+assert not {"jax", "transformers", "reasoning_gym"} & sys.modules.keys()
+"""
+
+
+def test_a_dry_run_prints_the_resolved_configuration_and_touches_no_device(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", DRY_RUN, str(CONFIG)], capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (tmp_path / "config.toml").write_text(done.stdout, encoding="utf-8")
+    assert load_config(tmp_path / "config.toml") == load_config(CONFIG, ["--run.max_steps=7"])
+    assert [path.name for path in tmp_path.iterdir()] == ["config.toml"]
+
+
+@pytest.mark.parametrize(
+    ("ending", "code", "said"),
+    [
+        (None, 0, ""),
+        (ConfigError("no such folder"), 2, "Configuration error: no such folder"),
+        (ModelLoadError("model.safetensors is cut"), 2, "Configuration error: model.safetensors is cut"),
+        (RunFailedError("nothing to train on"), 1, "The run failed: nothing to train on"),
+        (CheckpointError("the disk is full"), 1, "The run failed: the disk is full"),
+        (DeadlineError("waited 5 s"), 1, "The run failed: waited 5 s"),
+        (KeyboardInterrupt(), 130, "no step was lost"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
+)
+def test_an_ending_is_an_exit_code_and_one_paragraph(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], ending: BaseException | None, code: int, said: str
+) -> None:
+    def end(config: object, *, resume: bool) -> launch.Outcome:
+        assert not resume
+        if ending is not None:
+            raise ending
+        return launch.Outcome(Path("runs/here"), step=3, is_complete=True)
+
+    monkeypatch.setattr(launch, "launch", end)
+    assert train.main(["--config", str(CONFIG)]) == code
+    out, shown = capsys.readouterr()
+    assert ("run folder: runs/here" in out) == (code == 0)
+    assert said in shown and "Traceback" not in shown
+    assert isinstance(ending, JaxrlError | KeyboardInterrupt | None)
+
+
+def test_a_fault_of_our_own_is_not_dressed_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    def end(config: object, *, resume: bool) -> None:
+        raise KeyError("a bug")
+
+    monkeypatch.setattr(launch, "launch", end)
+    with pytest.raises(KeyError, match="a bug"):
+        train.main(["--config", str(CONFIG)])
+
+
+def test_a_run_that_was_moved_goes_on_in_its_new_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    seen = []
+
+    def end(config: RunConfig, *, resume: bool) -> launch.Outcome:
+        seen.append((config.run_dir, resume))
+        return launch.Outcome(config.run_dir, step=3, is_complete=True)
+
+    monkeypatch.setattr(launch, "launch", end)
+    (tmp_path / "config.toml").write_text(CONFIG.read_text(encoding="utf-8"), encoding="utf-8")
+    assert train.main(["--resume", str(tmp_path)]) == 0
+    assert seen == [(tmp_path, True)]
