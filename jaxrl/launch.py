@@ -440,7 +440,8 @@ def _step_to_resume(checkpointer: Checkpointer, max_steps: int) -> int:
     if step is None:
         raise ConfigError(
             f"{checkpointer.directory} has no complete checkpoint, so there is nothing to resume from: delete "
-            f"{checkpointer.directory.parent} and start anew with --config, with a smaller `trainer.checkpoint.every_n_steps` if it was ended before its first checkpoint"
+            f"{checkpointer.directory.parent} and start anew with --config; a smaller "
+            "`trainer.checkpoint.every_n_steps` saves sooner"
         )
     if step > max_steps:
         raise ConfigError(f"the run is at step {step} already, beyond `run.max_steps`={max_steps}; raise it to go on")

@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 STATE, PARTS, MANIFEST = "state", "parts", "manifest.json"
 """Items of a checkpoint, and the file among the parts that lists them all."""
 _COMPLETE_NAME = re.compile(r"step_(\d{6,})")
+_LEFTOVER_NAME = re.compile(r"step_\d{6,}(\.deleting|\.orbax-checkpoint-tmp.*)?")
+"""What a killed save or deletion may leave; anything else in the folder, such as a copy that somebody made, is not ours."""
 
 
 def step_name(step: int) -> str:
@@ -216,7 +218,7 @@ class Checkpointer:
     def _remove_incomplete(self) -> None:
         """Delete what a killed save or deletion left behind; a run folder has one writer, so nobody is still at it."""
         for path in self._entries():
-            if path.name.startswith("step_") and _complete_step(path) is None:
+            if _LEFTOVER_NAME.fullmatch(path.name) and path.is_dir() and _complete_step(path) is None:
                 shutil.rmtree(path)
 
     def _retain(self) -> None:

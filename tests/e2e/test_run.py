@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from jaxrl import launch
+from jaxrl.engine import EmbeddedEndpoint
 from jaxrl.envs.build import build_environment
 from jaxrl.envs.single_turn import SingleTurnEnvironment
 from jaxrl.errors import ConfigError, DeadlineError, RunFailedError
@@ -62,6 +63,11 @@ def test_a_synchronous_run_writes_its_folder_and_measures_no_mismatch(tmp_path):
         assert promised_metrics() - rows[step].keys() == set()
     assert [name for row in rows.values() for name in row if name != "step" and not has_meaning(name)] == []
 
+    assert run_here(small_run(run_dir, *EVALUATED, "--run.max_steps=3"), resume=True).is_complete, "there is nothing left to do"
+    with pytest.raises(ConfigError, match="at step 3 already, beyond `run.max_steps`=2"):
+        run_here(small_run(run_dir, *EVALUATED, "--run.max_steps=2"), resume=True)
+    assert metrics(run_dir) == rows
+
 
 def test_nothing_is_compiled_after_warm_up(tmp_path, monkeypatch):
     """Prompts and replies differ in length from step to step, and micro-batches in number; no program may notice."""
@@ -87,11 +93,29 @@ def test_nothing_is_compiled_after_warm_up(tmp_path, monkeypatch):
     assert len({rows[step]["rollout/completion_tokens/mean"] for step in range(1, 21)}) > 10, "lengths did vary"
 
 
-def test_one_step_ahead_keeps_the_ledger_balanced_and_staleness_within_its_bound(tmp_path):
+class OnceSlow(EmbeddedEndpoint):
+    """Takes its time before one update, so that the trainer publishes a further version before this one is loaded."""
+
+    leads: list[int] = []
+    """How many versions the newest one published was ahead of the one loaded, for each update."""
+
+    async def pause(self) -> None:
+        if len(self.leads) == 5:
+            await asyncio.sleep(1.0)
+        await super().pause()
+
+    async def load(self, version: int) -> None:
+        self.leads.append(self._weight_store.newest - version)
+        await super().load(version)
+
+
+def test_one_step_ahead_keeps_the_ledger_balanced_and_staleness_within_its_bound(tmp_path, monkeypatch):
     run_dir = tmp_path / "run"
+    monkeypatch.setattr(launch, "EmbeddedEndpoint", OnceSlow)
     ahead = ("--orchestrator.max_async_level=1", "--orchestrator.max_staleness_steps=1")
     # Measured on the way: an evaluation holds the served version while the trainer publishes further ones.
     run_here(small_run(run_dir, *EVALUATED, *ahead, "--run.max_steps=20", "--orchestrator.eval.every_n_steps=4"))
+    assert max(OnceSlow.leads) == 1, "a version that is not the newest any more was still there to be loaded"
     rows = metrics(run_dir)
     measured = [step for step, row in rows.items() if "eval/chain_sum_heldout/success_rate" in row]
     assert measured[0] == 0 and measured[-1] == 20 and len(measured) > 3

@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import signal
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -83,6 +84,15 @@ def test_the_newest_complete_checkpoints_are_kept_whoever_wrote_them(checkpointe
     after_restart = Checkpointer(checkpointer.directory, 1, one_device_mesh())
     after_restart.save(4, small_state(), PARTS)
     assert sorted(path.name for path in checkpointer.directory.iterdir()) == ["step_000004"]
+
+
+def test_a_copy_that_somebody_made_in_the_folder_is_never_deleted(checkpointer):
+    best = shutil.copytree(checkpointer.save(1, small_state(), PARTS), checkpointer.directory / "step_000001_best")
+    (checkpointer.directory / "step_notes.txt").write_text("mine")
+    for step in (2, 3, 4):
+        checkpointer.save(step, small_state(), PARTS)
+    assert checkpointer.complete_steps() == [3, 4]
+    assert (best / "parts" / "orchestrator").is_file() and (checkpointer.directory / "step_notes.txt").is_file()
 
 
 def test_a_step_that_is_complete_is_not_written_again(checkpointer):
