@@ -16,7 +16,6 @@ import gc
 import logging
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -26,7 +25,6 @@ import jax
 from jax.sharding import Mesh
 
 from jaxrl.batching import pack
-from jaxrl.config.dump import dump_toml
 from jaxrl.config.env import EnvBase, env_name
 from jaxrl.config.run import RunConfig
 from jaxrl.devices import DeviceThread
@@ -40,6 +38,7 @@ from jaxrl.inference.pool import PolicyPool
 from jaxrl.inference.rendering import Renderer
 from jaxrl.models import ModelSpec, build_mesh, load_pretrained
 from jaxrl.monitors import MonitorSet
+from jaxrl.monitors.folder import check_run_folder, logging_to, only_writer, resume_command, write_config
 from jaxrl.orchestrator.algo import build_algorithm
 from jaxrl.orchestrator.orchestrator import Orchestrator
 from jaxrl.orchestrator.ports import Evaluate
@@ -114,18 +113,18 @@ def launch(
       JaxrlError: the first failure of any part. If a step is saved, the log says which one and how to resume.
     """
     run_dir = config.run_dir
-    _check_run_folder(run_dir, resume=resume)
+    check_run_folder(run_dir, resume=resume)
     renderer, train, heldout = build_worlds(config)
     refuse_many_processes()
     mesh = build_mesh(config.trainer.mesh, devices)
     checkpointer = Checkpointer(run_dir / "checkpoints", config.trainer.checkpoint.keep_last, mesh)
     start_step = _step_to_resume(checkpointer, config.run.max_steps) if resume else None
-    if start_step == config.run.max_steps:
+    if start_step is not None and start_step == config.run.max_steps:
         logger.warning("%s already is at step %d of %d; `--run.max_steps N` goes on from there", run_dir, start_step, start_step)
         return Outcome(run_dir, start_step, is_complete=True)
-    if start_step is None:
-        _write_config(config)
-    with _logging_to(run_dir / "logs"), contextlib.ExitStack() as stack:
+    with only_writer(run_dir), logging_to(run_dir / "logs"), contextlib.ExitStack() as stack:
+        if start_step is None:
+            write_config(config)
         logger.info("run %r: steps %d to %d on %s", config.run.name, (start_step or 0) + 1, config.run.max_steps, mesh.devices.flat[0])
         monitors = MonitorSet(
             run_dir,
@@ -145,7 +144,7 @@ def launch(
         monitors.close()
         if done < config.run.max_steps:
             anew = f"nothing was trained or saved; delete {run_dir} to start again"
-            further = f"resume with: {_resume_command(run_dir)}" if done else anew
+            further = f"resume with: {resume_command(run_dir)}" if done else anew
             logger.warning("stopped after step %d; %s", done, further)
     return Outcome(run_dir, done, is_complete=done >= config.run.max_steps)
 
@@ -292,7 +291,7 @@ async def _train(
     if arm.orchestrator_state is not None:
         orchestrator.restore(arm.orchestrator_state)
         # Only now: a resume that is refused must leave the folder's configuration as it was.
-        _write_config(config)
+        write_config(config)
     trainer = Trainer(
         arm.programs,
         arm.state,
@@ -365,6 +364,7 @@ def _evaluate(
             result = await harness.run(step)
             scores = result.scores | {"policy_version": float(version)}
             await asyncio.to_thread(monitors.log_eval, step, result.env_name, scores, result.rows)
+            logger.info("evaluation of %r at step %d: %s", result.env_name, step, scores)
 
     return evaluate
 
@@ -424,17 +424,6 @@ def _ctrl_c(request_stop: Callable[[], None], monitors: MonitorSet) -> Iterator[
             loop.remove_signal_handler(number)
 
 
-def _check_run_folder(run_dir: Path, *, resume: bool) -> None:
-    """Refuse to write over a run, and to resume what is none."""
-    metrics, checkpoints = run_dir / "metrics.jsonl", run_dir / "checkpoints"
-    holds_run = (metrics.is_file() and metrics.stat().st_size > 0) or (checkpoints.is_dir() and any(checkpoints.iterdir()))
-    if holds_run and not resume:
-        raise ConfigError(
-            f"the folder {run_dir} holds a run already; go on with it ({_resume_command(run_dir)}), delete it, or choose another "
-            "`run.name` or `run.output_dir`"
-        )
-
-
 def _step_to_resume(checkpointer: Checkpointer, max_steps: int) -> int:
     step = checkpointer.latest_complete()
     if step is None:
@@ -448,19 +437,6 @@ def _step_to_resume(checkpointer: Checkpointer, max_steps: int) -> int:
     return step
 
 
-def _write_config(config: RunConfig) -> None:
-    run_dir = config.run_dir
-    try:
-        run_dir.mkdir(parents=True, exist_ok=True)
-        (run_dir / "config.toml").write_text(dump_toml(config), encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"the run folder {run_dir} cannot be written: {error}; set `run.output_dir` to a folder that can") from error
-
-
-def _resume_command(run_dir: Path) -> str:
-    return f"{sys.executable} -m jaxrl.train --resume {run_dir}"
-
-
 @contextlib.contextmanager
 def _saying_how_to_resume(checkpointer: Checkpointer, run_dir: Path) -> Iterator[None]:
     """Log what is saved when training fails."""
@@ -468,7 +444,7 @@ def _saying_how_to_resume(checkpointer: Checkpointer, run_dir: Path) -> Iterator
         yield
     except Exception:
         if (step := checkpointer.latest_complete()) is not None:
-            logger.warning("the run failed; step %d is saved; resume with: %s", step, _resume_command(run_dir))
+            logger.warning("the run failed; step %d is saved; resume with: %s", step, resume_command(run_dir))
         raise
 
 
@@ -481,21 +457,3 @@ def _start_up_is_permanent() -> Iterator[None]:
         yield
     finally:
         gc.unfreeze()
-
-
-@contextlib.contextmanager
-def _logging_to(folder: Path) -> Iterator[None]:
-    """Send every log record of the package from INFO up to `run.log`, besides what the terminal shows."""
-    folder.mkdir(parents=True, exist_ok=True)
-    handler = logging.FileHandler(folder / "run.log", encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    root = logging.getLogger("jaxrl")
-    level = root.level
-    root.setLevel(logging.INFO)
-    root.addHandler(handler)
-    try:
-        yield
-    finally:
-        root.removeHandler(handler)
-        root.setLevel(level)
-        handler.close()

@@ -163,6 +163,7 @@ class Checkpointer:
         except Exception as error:
             raise CheckpointError(self._failure(path, needed, error)) from error
         self._retain()
+        logger.info("saved %s (%.1f MiB)", path, needed / 2**20)
         return path
 
     def restore(self, step: int, abstract_state: Any) -> tuple[Any, dict[str, bytes]]:

@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 import itertools
 import re
+import subprocess
+import sys
 from concurrent.futures import Future
 
 import jax
@@ -64,7 +66,7 @@ def test_a_synchronous_run_writes_its_folder_and_measures_no_mismatch(tmp_path):
     assert [name for row in rows.values() for name in row if name != "step" and not has_meaning(name)] == []
 
     assert run_here(small_run(run_dir, *EVALUATED, "--run.max_steps=3"), resume=True).is_complete, "there is nothing left to do"
-    with pytest.raises(ConfigError, match="at step 3 already, beyond `run.max_steps`=2"):
+    with pytest.raises(ConfigError, match="at step 3 already"):
         run_here(small_run(run_dir, *EVALUATED, "--run.max_steps=2"), resume=True)
     assert metrics(run_dir) == rows
 
@@ -144,6 +146,19 @@ def test_a_run_folder_is_never_written_over(tmp_path):
     with pytest.raises(ConfigError, match="no complete checkpoint"):
         run_here(small_run(tmp_path / "run"), resume=True)
     assert (tmp_path / "run" / "metrics.jsonl").read_text() == '{"step": 1}\n'
+
+
+def test_a_folder_that_another_process_writes_into_is_refused_and_left_alone(tmp_path):
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    holds_it = "import fcntl, os, sys; fcntl.flock(os.open(sys.argv[1], os.O_RDONLY), fcntl.LOCK_EX); print('held', flush=True); input()"
+    command = [sys.executable, "-c", holds_it, str(run_dir)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(ConfigError, match="another process is writing into the run folder"):
+            run_here(small_run(run_dir))
+        other.communicate("\n")
+    assert list(run_dir.iterdir()) == []
 
 
 def test_a_resume_that_is_refused_leaves_the_folders_configuration_as_it_was(tmp_path):

@@ -3,8 +3,8 @@
 import json
 import logging
 import os
-import signal
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path

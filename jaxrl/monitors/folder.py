@@ -1,0 +1,100 @@
+"""The run folder as such: whether it may be used, its configuration, its log, and how to go on with it.
+
+In: a configuration or the folder's path. Out: files and sentences. What the other files of the folder hold is the business of
+those who write them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from jaxrl.config.dump import dump_toml
+from jaxrl.config.run import RunConfig
+from jaxrl.errors import ConfigError
+
+
+def check_run_folder(run_dir: Path, *, resume: bool) -> None:
+    """Refuse to write over a run.
+
+    Raises:
+      ConfigError: the folder holds a run and `resume` is False.
+    """
+    metrics, checkpoints = run_dir / "metrics.jsonl", run_dir / "checkpoints"
+    holds_run = (metrics.is_file() and metrics.stat().st_size > 0) or (checkpoints.is_dir() and any(checkpoints.iterdir()))
+    if holds_run and not resume:
+        raise ConfigError(
+            f"the folder {run_dir} holds a run already; go on with it ({resume_command(run_dir)}), delete it, or choose another "
+            "`run.name` or `run.output_dir`"
+        )
+
+
+@contextlib.contextmanager
+def only_writer(run_dir: Path) -> Iterator[None]:
+    """Make the run folder, and keep every other process from writing into it until the block, or this process, ends.
+
+    Raises:
+      ConfigError: the folder cannot be written, or another process is writing into it.
+    """
+    with _must_be_writable(run_dir):
+        run_dir.mkdir(parents=True, exist_ok=True)
+        folder = os.open(run_dir, os.O_RDONLY)
+    try:
+        # Some network file systems know no locks; two processes in one folder go unnoticed there.
+        with contextlib.suppress(OSError):
+            try:
+                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ConfigError(
+                    f"another process is writing into the run folder {run_dir}; wait until it ends, stop it, or choose another "
+                    "`run.name` or `run.output_dir`"
+                ) from None
+        yield
+    finally:
+        os.close(folder)
+
+
+def write_config(config: RunConfig) -> None:
+    """Write the resolved configuration into the run folder.
+
+    Raises:
+      ConfigError: it cannot be written.
+    """
+    with _must_be_writable(config.run_dir):
+        (config.run_dir / "config.toml").write_text(dump_toml(config), encoding="utf-8")
+
+
+@contextlib.contextmanager
+def _must_be_writable(run_dir: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"the run folder {run_dir} cannot be written: {error}; set `run.output_dir` to a folder that can") from error
+
+
+def resume_command(run_dir: Path) -> str:
+    """Return the command that goes on with a run."""
+    return f"{sys.executable} -m jaxrl.train --resume {run_dir}"
+
+
+@contextlib.contextmanager
+def logging_to(folder: Path) -> Iterator[None]:
+    """Send every log record of the package from INFO up to `run.log`, besides what the terminal shows."""
+    folder.mkdir(parents=True, exist_ok=True)
+    handler = logging.FileHandler(folder / "run.log", encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    root = logging.getLogger("jaxrl")
+    level = root.level
+    root.setLevel(logging.INFO)
+    root.addHandler(handler)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+        root.setLevel(level)
+        handler.close()
