@@ -261,13 +261,15 @@ async def _train(
     """Run both arms side by side and return how many steps are done."""
     settings = config.orchestrator
     pool = PolicyPool([EmbeddedEndpoint(arm.engine, arm.device, arm.store)], arm.start_step)
+    # Twice the slots keep the engine full while some rollouts are with their environments.
+    places = asyncio.Semaphore(2 * config.engine.num_slots)
     channel = InProcessChannel(capacity=1)
     channel.bind_loop(asyncio.get_running_loop())
     last_step = min(config.run.max_steps, stop_after or config.run.max_steps)
     orchestrator = Orchestrator(
         settings,
         [
-            _train_env(config, index, env_config, env, pool, renderer)
+            _train_env(config, index, env_config, env, pool, renderer, places)
             for index, (env_config, env) in enumerate(zip(settings.train.env, train, strict=True))
         ],
         pool=pool,
@@ -316,7 +318,13 @@ async def _train(
 
 
 def _train_env(
-    config: RunConfig, index: int, env_config: EnvBase, env: Environment, pool: PolicyPool, renderer: Renderer
+    config: RunConfig,
+    index: int,
+    env_config: EnvBase,
+    env: Environment,
+    pool: PolicyPool,
+    renderer: Renderer,
+    places: asyncio.Semaphore,
 ) -> TrainEnv:
     """Give an environment its task sampler, its sampler and its algorithm."""
     settings = config.orchestrator
@@ -332,6 +340,7 @@ def _train_env(
             run_seed=config.run.seed,
             window=config.engine.max_model_len,
             rollout_deadline_s=env_config.rollout_deadline_s,
+            places=places,
         ),
         algorithm=build_algorithm(settings.algo_of(env_config), pool),
     )

@@ -113,7 +113,8 @@ class ReasoningGymEnvConfig(EnvBase):
     """Share of distinct question texts that belong to `heldout`."""
     scorer: Literal["exact_match", "dataset"] = "exact_match"
     """`exact_match` gives 1 for exactly the answer and else 0; `dataset` is the dataset's own scorer, which may give
-    part credit."""
+    part credit. Note: some datasets' scorers evaluate the reply as an expression, in this process; a policy that you do
+    not trust can then run code or stall the run."""
     require_stop: bool = True
     """Under `exact_match`, a reply that was cut by the token limit is worth 0 whatever it holds."""
 

@@ -6,6 +6,7 @@ environment's or an algorithm's type. Which task is played, and when, is decided
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 
 from jaxrl.config.env import SamplingConfig
@@ -37,6 +38,9 @@ class Sampler:
     """Prompt plus completion tokens that the policy can hold."""
     rollout_deadline_s: float
     """A rollout, and then its scoring, may take this long."""
+    places: asyncio.Semaphore
+    """Rollouts that may play at the same time, those of other environments of the same policy included. A rollout waits here before its
+    deadline starts to run; beyond the engine's slots it would wait there, and the wait would count."""
     samples_from_live_policy: bool = True
     """False for a frozen source: its rollouts have no policy version and never go stale."""
 
@@ -54,7 +58,8 @@ class Sampler:
 
     async def play(self, rollout: Rollout) -> None:
         """Play one rollout to its end; what goes wrong is written on it. Raises nothing but cancellation."""
-        await play_rollout(self.environment, rollout, self.open_session(rollout), self.rollout_deadline_s)
+        async with self.places:
+            await play_rollout(self.environment, rollout, self.open_session(rollout), self.rollout_deadline_s)
 
 
 @dataclass(frozen=True, slots=True)

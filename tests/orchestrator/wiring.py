@@ -66,6 +66,7 @@ def make_env(
         run_seed=seed,
         window=ROW_LENGTH,
         rollout_deadline_s=rollout_deadline_s,
+        places=asyncio.Semaphore(1000),
         samples_from_live_policy=samples_from_live_policy,
     )
     tasks = UniformSampler(environment.tasks(), rng_seed=seed)
