@@ -48,11 +48,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.write(dump_toml(config))
         return EXIT_OK
 
+    # Before any library is imported that would set up a handler of its own, which would show every INFO line too.
+    handler = RichHandler(console=errors, level=logging.WARNING, show_time=False, show_path=False)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
+
     # JAX is imported only now, so that a wrong configuration fails before any device is touched.
     from jaxrl.launch import launch
 
-    handler = RichHandler(console=errors, level=logging.WARNING, show_time=False, show_path=False)
-    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
     try:
         outcome = launch(config, resume=command.flags.resume is not None)
     except (ConfigError, ModelLoadError) as error:
