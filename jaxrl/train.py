@@ -12,7 +12,6 @@ import sys
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.logging import RichHandler
 
 from jaxrl.config.dump import dump_toml
 from jaxrl.config.load import load_config_aloud, parse_cli
@@ -49,7 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_OK
 
     # Before any library is imported that would set up a handler of its own, which would show every INFO line too.
-    handler = RichHandler(console=errors, level=logging.WARNING, show_time=False, show_path=False)
+    handler = logging.StreamHandler()
+    handler.setLevel(logging.WARNING)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
 
     # JAX is imported only now, so that a wrong configuration fails before any device is touched.
