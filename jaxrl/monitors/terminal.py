@@ -184,8 +184,8 @@ class Terminal:
             parts += [self._eval_line(name, points) for name, points in self._evals.items()]
             if self._values:
                 parts.append(_figure_grid(_figures(self._values)))
-            if self._status:
-                parts.append(Text(self._status, style="yellow"))
+            # An empty line when nothing is waited for: a view that changes its height flickers.
+            parts.append(Text(self._status, style="yellow"))
         return Panel(Group(*parts), title=f"jaxrl · {self._name}", title_align="left", border_style="dim")
 
     def _seconds_left(self) -> float | None:
@@ -200,8 +200,10 @@ class Terminal:
         return line.append(f"  {self._rewards[0]:.3f} -> {self._rewards[-1]:.3f}, best {max(self._rewards):.3f}", style="bold")
 
     def _eval_line(self, name: str, points: Sequence[tuple[int, float]]) -> Text:
-        shown = [*points[:1], *points[1:][-3:]]
-        return Text(f"eval {name}  ", style="magenta").append(" -> ".join(f"{value:.3f} (v{step})" for step, value in shown))
+        shown = [f"{value:.3f} (v{step})" for step, value in points]
+        if len(shown) > 4:
+            shown = [shown[0], "...", *shown[-3:]]
+        return Text(f"eval {name}  ", style="magenta").append(" -> ".join(shown))
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
