@@ -17,7 +17,7 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -308,11 +308,9 @@ async def _train(
         batch_deadline_s=BATCH_DEADLINE_S,
     )
     with _ctrl_c(orchestrator.request_stop, monitors):
-        training = _in_thread(trainer.run, "trainer")
         try:
-            await orchestrator.run()
+            await side_by_side(orchestrator.run(), _in_thread(trainer.run, "trainer"))
         finally:
-            await _settle(training)
             await pool.close()
     return trainer.step
 
@@ -392,6 +390,24 @@ def _in_thread(call: Callable[[], None], name: str) -> Future[None]:
 
     threading.Thread(target=work, name=name, daemon=True).start()
     return future
+
+
+async def side_by_side(playing: Awaitable[None], training: Future[None]) -> None:
+    """Wait for both arms to end, and raise what the asyncio arm raised, or else what the trainer raised.
+
+    A trainer that fails reaches the asyncio arm through the channel, so that one's failure is the first; what follows from it
+    on the other side is logged.
+    """
+    try:
+        await playing
+    except BaseException as first:
+        try:
+            await _settle(training)
+        except Exception as error:
+            if error is not first:
+                logger.error("the trainer failed too: %s: %s", type(error).__name__, error)
+        raise
+    await _settle(training)
 
 
 async def _settle(training: Future[None]) -> None:

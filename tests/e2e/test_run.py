@@ -16,7 +16,7 @@ from jaxrl import launch
 from jaxrl.engine import EmbeddedEndpoint
 from jaxrl.envs.build import build_environment
 from jaxrl.envs.single_turn import SingleTurnEnvironment
-from jaxrl.errors import ConfigError, DeadlineError, RunFailedError
+from jaxrl.errors import CheckpointError, ConfigError, DeadlineError, RunFailedError
 from jaxrl.launch import array_arm
 from jaxrl.monitors.metrics import MEANINGS
 from jaxrl.trainer.compiles import num_compiles
@@ -205,7 +205,18 @@ async def test_a_trainer_that_fails_for_a_deadline_of_its_own_is_not_called_late
     training: Future[None] = Future()
     training.set_exception(DeadlineError("its own"))
     with pytest.raises(DeadlineError, match="its own"):
-        await launch._settle(training)
+        await launch.side_by_side(asyncio.sleep(0), training)
+
+
+async def test_the_first_failure_is_raised_and_the_second_logged(caplog):
+    async def play() -> None:
+        raise RunFailedError("nothing to train on")
+
+    training: Future[None] = Future()
+    training.set_exception(CheckpointError("the disk is full"))
+    with pytest.raises(RunFailedError, match="nothing to train on"):
+        await launch.side_by_side(play(), training)
+    assert "the trainer failed too: CheckpointError: the disk is full" in caplog.text
 
 
 def test_held_out_questions_that_are_trained_on_are_refused_before_any_device_is_used(tmp_path):
