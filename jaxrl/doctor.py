@@ -272,7 +272,7 @@ def _parity_differences(config: RunConfig) -> np.ndarray:
             denominators = arm.programs.psum_denominators(batch.member_counts)
             logprobs = []
             for micro_batch in batch.micro_batches:
-                accumulator = arm.programs.zero_accumulator(arm.state)
+                accumulator = arm.programs.zero_accumulator()
                 _, logprobs_BT = arm.programs.grad_step(arm.state, accumulator, densify(micro_batch), denominators)
                 logprobs.append(np.asarray(logprobs_BT))
             return split_by_sample(batch, logprobs)

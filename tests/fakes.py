@@ -86,7 +86,6 @@ class ScriptedEndpoint:
             logprobs=np.full(len(ids), -1.0, np.float32),
             versions=np.asarray(versions, np.int32),
             finish_reason=FinishReason.STOP if is_stopped else FinishReason.LENGTH,
-            text="".join(chr(i) for i in (ids[:-1] if is_stopped else ids)),
         )
 
     async def score(self, token_ids: np.ndarray, temperature: float = 1.0) -> np.ndarray:

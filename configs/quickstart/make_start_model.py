@@ -197,7 +197,7 @@ def fit(model: Model, params: dict, samples: Iterator[TrainingSample], steps: in
             max_segments=config.max_segments,
         )
         denominators = programs.psum_denominators(batch.member_counts)
-        accumulator = programs.zero_accumulator(state)
+        accumulator = programs.zero_accumulator()
         for micro_batch in batch.micro_batches:
             accumulator, _ = programs.grad_step(state, accumulator, densify(micro_batch), denominators)
         state, metrics = programs.apply(state, accumulator)

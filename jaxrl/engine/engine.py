@@ -31,7 +31,7 @@ from jaxrl.engine.sampling import SamplingArrays
 from jaxrl.engine.scheduler import PrefillCall, Scheduler, bucket_lengths, plan_prefills, smallest_bucket
 from jaxrl.engine.slots import SlotTable
 from jaxrl.errors import DeadlineError, EngineError
-from jaxrl.inference.endpoint import FinishReason, GenerateRequest, Generation, TokenSampling
+from jaxrl.inference.endpoint import FinishReason, GenerateRequest, Generation
 from jaxrl.models.decode import DecodeParams
 from jaxrl.models.spec import ModelSpec
 
@@ -63,7 +63,7 @@ class Engine:
           decode_params: the policy, as `weights.WeightStore` publishes it.
           config: slots, window, buckets and deadline.
           version: which policy version `decode_params` is.
-          decode_text: turns token ids into text; without it generations carry no text and stop strings are refused.
+          decode_text: turns token ids into text; needed for stop strings, which are refused without it.
           clock: monotonic time in seconds.
         """
         self.spec = spec
@@ -401,15 +401,8 @@ class Engine:
             token_ids, logprobs, versions = np.zeros(0, np.int32), np.zeros(0, np.float32), np.zeros(0, np.int32)
         else:
             token_ids, logprobs, versions = self._slots.sampled(ticket.slot)
-        text = self._text(token_ids.tolist(), ticket.request.sampling)
         self._drop(ticket)
-        ticket.future.set_result(Generation(token_ids, logprobs, versions, finish_reason=reason, text=text))
-
-    def _text(self, token_ids: list[int], sampling: TokenSampling) -> str:
-        if self._decode_text is None or not token_ids:
-            return ""
-        text = self._decode_text(token_ids[:-1] if token_ids[-1] in sampling.stop_ids else token_ids)
-        return text[: min((end for end in map(text.find, sampling.stop) if end >= 0), default=len(text))]
+        ticket.future.set_result(Generation(token_ids, logprobs, versions, finish_reason=reason))
 
     def _fail(self, error: Exception) -> None:
         """Settle every outstanding future with an error, once and for all."""

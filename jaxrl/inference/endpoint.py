@@ -73,8 +73,6 @@ class Generation:
     """[N] int32, the policy version that sampled each token."""
     finish_reason: FinishReason
     """Why it ended."""
-    text: str = ""
-    """The decoded tokens up to a stop string or without the stop id, for people."""
 
 
 @dataclass(frozen=True, slots=True)

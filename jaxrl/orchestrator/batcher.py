@@ -69,8 +69,11 @@ class Batcher:
 
     def pop_stale(self, step: int, max_staleness_steps: int) -> list[KeptGroup]:
         """Remove and return the groups that are too old to be trained on at `step`."""
-        stale = [group for group in self._queue if is_stale(step, group.oldest_version, max_staleness_steps)]
-        self._queue = deque(group for group in self._queue if group not in stale)
+        stale: list[KeptGroup] = []
+        fresh: deque[KeptGroup] = deque()
+        for group in self._queue:
+            (stale if is_stale(step, group.oldest_version, max_staleness_steps) else fresh).append(group)
+        self._queue = fresh
         return stale
 
     def take(self, *, everything: bool) -> list[KeptGroup]:

@@ -262,7 +262,7 @@ class Trainer:
             raise RunFailedError(f"the trainer was started at step {self._step} with a state of step {step}")
 
     def _begin(self, member_counts: np.ndarray) -> tuple[jax.Array, Accumulator]:
-        return self._programs.psum_denominators(member_counts), self._programs.zero_accumulator(self._state)
+        return self._programs.psum_denominators(member_counts), self._programs.zero_accumulator()
 
     def _accumulate(
         self, accumulator: Accumulator, arrays: Arrays, denominators: jax.Array, previous: jax.Array | None

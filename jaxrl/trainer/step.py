@@ -178,9 +178,8 @@ class StepPrograms:
         params = jax.tree.map(lambda leaf: leaf.astype(self.config.param_dtype), params)
         return self._start(jax.device_put(params, _shardings(self.abstract_state.params)))
 
-    def zero_accumulator(self, state: TrainState) -> Accumulator:
-        """Return the sums of no micro-batch at all, for a step from `state`."""
-        del state
+    def zero_accumulator(self) -> Accumulator:
+        """Return the sums of no micro-batch at all."""
         return self.program("zero_accumulator")()
 
     def psum_denominators(self, counts: np.ndarray) -> jax.Array:

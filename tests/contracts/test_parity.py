@@ -79,7 +79,7 @@ def differences(state: TrainState, samples: list[TrainingSample]) -> np.ndarray:
     assert max(micro_batch.segment_ids.max() for micro_batch in batch.micro_batches) > 1
     denominators, logprobs = programs.psum_denominators(batch.member_counts), []
     for micro_batch in batch.micro_batches:
-        _, logprobs_BT = programs.grad_step(state, programs.zero_accumulator(state), densify(micro_batch), denominators)
+        _, logprobs_BT = programs.grad_step(state, programs.zero_accumulator(), densify(micro_batch), denominators)
         logprobs.append(np.asarray(logprobs_BT))
     pairs = zip(split_by_sample(batch, logprobs), samples, strict=True)
     return np.concatenate([(ours - sample.inference_logprobs)[sample.loss_mask] for ours, sample in pairs])

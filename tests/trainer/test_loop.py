@@ -186,7 +186,7 @@ def test_token_logprobs_are_those_of_each_sample_alone_in_the_order_of_the_sampl
     for sample, logprobs in zip(samples, found, strict=True):
         arrays = densify(make_batch([sample], config).micro_batches[0])
         denominators = programs.psum_denominators(np.ones((1, 3), np.int32))
-        _, alone_BT = programs.grad_step(state, programs.zero_accumulator(state), arrays, denominators)
+        _, alone_BT = programs.grad_step(state, programs.zero_accumulator(), arrays, denominators)
         row = int(np.argwhere(arrays["segment_ids"])[0, 0])
         assert logprobs.dtype == np.float32 and logprobs[0] == 0.0 and (logprobs[1:] < 0).all()
         np.testing.assert_allclose(logprobs, alone_BT[row, : len(sample)], rtol=1e-4, atol=1e-5)

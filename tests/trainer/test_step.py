@@ -163,7 +163,7 @@ def test_what_a_masked_slot_holds_cannot_change_a_single_bit_of_the_update(fille
 
     def updated(arrays_of):
         state = make_state(programs)
-        accumulator = programs.zero_accumulator(state)
+        accumulator = programs.zero_accumulator()
         for micro_batch in batch.micro_batches:
             accumulator, _ = programs.grad_step(state, accumulator, arrays_of(micro_batch), denominators)
         state, metrics = programs.apply(state, accumulator)
@@ -306,7 +306,7 @@ def test_masters_in_bfloat16_keep_their_precision_and_moments_theirs():
     programs = make_programs(make_config(param_dtype="bfloat16", compute_dtype="bfloat16"))
     state = make_state(programs)
     before = to_host(state.params["embed"]["weight"]).astype(np.float32)
-    zeros = programs.zero_accumulator(state)
+    zeros = programs.zero_accumulator()
     totals = zeros.metrics.totals | {"tokens/rl": jnp.float32(1)}
     accumulator = Accumulator(jax.tree.map(jnp.ones_like, zeros.grads), zeros.metrics._replace(totals=totals))
     state, metrics = programs.apply(state, accumulator)
@@ -326,5 +326,5 @@ def test_a_micro_batch_of_another_shape_is_refused_instead_of_compiled():
     programs.compile()
     before = num_compiles()
     with pytest.raises(AssertionError, match=r"\(3, 16\)"):
-        programs.grad_step(state, programs.zero_accumulator(state), densify(micro_batch), denominators)
+        programs.grad_step(state, programs.zero_accumulator(), densify(micro_batch), denominators)
     assert num_compiles() == before

@@ -111,7 +111,7 @@ def make_batch(samples: Sequence[TrainingSample], config: TrainerConfig, step: i
 def accumulate(programs: StepPrograms, state: TrainState, batch: TrainBatch) -> Accumulator:
     """Sum a batch's gradient and metrics."""
     denominators = programs.psum_denominators(batch.member_counts)
-    accumulator = programs.zero_accumulator(state)
+    accumulator = programs.zero_accumulator()
     for micro_batch in batch.micro_batches:
         accumulator, _ = programs.grad_step(state, accumulator, densify(micro_batch), denominators)
     return accumulator
