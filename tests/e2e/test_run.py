@@ -12,12 +12,12 @@ import jax
 import numpy as np
 import pytest
 
-from jaxrl import launch
 from jaxrl.engine import EmbeddedEndpoint
 from jaxrl.envs.build import build_environment
 from jaxrl.envs.single_turn import SingleTurnEnvironment
 from jaxrl.errors import CheckpointError, ConfigError, DeadlineError, RunFailedError
-from jaxrl.launch import array_arm
+from jaxrl.launch import array_arm, training
+from jaxrl.launch.side_by_side import side_by_side
 from jaxrl.monitors.metrics import MEANINGS
 from jaxrl.trainer.compiles import num_compiles
 from tests.e2e.runs import EVALUATED, UNMEASURED, checkpoints_of, metrics, rollouts, run_here, small_run
@@ -86,7 +86,7 @@ def test_nothing_is_compiled_after_warm_up(tmp_path, monkeypatch):
             warm.append(num_compiles())
             yield arm
 
-    monkeypatch.setattr(launch, "array_arm", counted)
+    monkeypatch.setattr(training, "array_arm", counted)
     run_here(small_run(run_dir, *EVALUATED, "--run.max_steps=20", "--trainer.rows=1", "--trainer.head_chunk_tokens=96"))
     rows = metrics(run_dir)
     counts = [rows[step]["compile/count"] for step in range(1, 21)]
@@ -113,7 +113,7 @@ class OnceSlow(EmbeddedEndpoint):
 
 def test_one_step_ahead_keeps_the_ledger_balanced_and_staleness_within_its_bound(tmp_path, monkeypatch):
     run_dir = tmp_path / "run"
-    monkeypatch.setattr(launch, "EmbeddedEndpoint", OnceSlow)
+    monkeypatch.setattr(training, "EmbeddedEndpoint", OnceSlow)
     ahead = ("--orchestrator.max_async_level=1", "--orchestrator.max_staleness_steps=1")
     # Measured on the way: an evaluation holds the served version while the trainer publishes further ones.
     run_here(small_run(run_dir, *EVALUATED, *ahead, "--run.max_steps=20", "--orchestrator.eval.every_n_steps=4"))
@@ -179,7 +179,7 @@ def test_a_run_that_fails_says_what_is_saved_and_how_to_resume(tmp_path, caplog,
         return next(rewards)
 
     env = SingleTurnEnvironment("sums", [{"id": "1"}], lambda spec: "1 + 1 =", score)
-    monkeypatch.setattr(launch, "build_environment", lambda env_config: env)
+    monkeypatch.setattr(training, "build_environment", lambda env_config: env)
     with pytest.raises(RunFailedError, match="step 2: 1 batches in a row gave nothing to train on"):
         run_here(small_run(run_dir, *UNMEASURED, "--orchestrator.max_empty_batches=1"))
     assert "step 1 is saved; resume with" in caplog.text
@@ -196,7 +196,7 @@ def test_an_evaluation_may_take_longer_than_any_wait(tmp_path, monkeypatch):
             return SingleTurnEnvironment("slow", [{"id": "1"}], lambda spec: "1 + 1 =", slow_score)
         return build_environment(env_config)
 
-    monkeypatch.setattr(launch, "build_environment", build)
+    monkeypatch.setattr(training, "build_environment", build)
     slow = ('--orchestrator.eval.env=[{"type": "reverse_text", "name": "slow"}]', "--orchestrator.wait_deadline_s=2")
     assert run_here(small_run(tmp_path / "run", *slow, "--run.max_steps=1")).is_complete
 
@@ -205,7 +205,7 @@ async def test_a_trainer_that_fails_for_a_deadline_of_its_own_is_not_called_late
     training: Future[None] = Future()
     training.set_exception(DeadlineError("its own"))
     with pytest.raises(DeadlineError, match="its own"):
-        await launch.side_by_side(asyncio.sleep(0), training)
+        await side_by_side(asyncio.sleep(0), training)
 
 
 async def test_the_first_failure_is_raised_and_the_second_logged(caplog):
@@ -215,7 +215,7 @@ async def test_the_first_failure_is_raised_and_the_second_logged(caplog):
     training: Future[None] = Future()
     training.set_exception(CheckpointError("the disk is full"))
     with pytest.raises(RunFailedError, match="nothing to train on"):
-        await launch.side_by_side(play(), training)
+        await side_by_side(play(), training)
     assert "the trainer failed too: CheckpointError: the disk is full" in caplog.text
 
 

@@ -1,4 +1,4 @@
-"""From a `RunConfig` to wired objects, started and stopped in order: the only file that names every concrete class.
+"""From a `RunConfig` to wired objects, started and stopped in order.
 
 In: a validated configuration, and whether to resume. Out: a finished run and its folder. What can fail without a device
 (folder, tokenizer, environments) is built first; then the device thread, the model, the programs, the engine; then both
@@ -14,29 +14,24 @@ import dataclasses
 import functools
 import gc
 import logging
-import os
-import signal
-import threading
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import jax
-from jax.sharding import Mesh
 
 from jaxrl.batching import pack
 from jaxrl.config.env import EnvBase, env_name
 from jaxrl.config.run import RunConfig
-from jaxrl.devices import DeviceThread
 from jaxrl.engine.client import EmbeddedEndpoint
-from jaxrl.engine.engine import Engine
 from jaxrl.envs.base import Environment
 from jaxrl.envs.build import build_environment, require_disjoint_questions
-from jaxrl.errors import ConfigError, DeadlineError
+from jaxrl.errors import ConfigError
 from jaxrl.evals.harness import EnvEvalHarness
 from jaxrl.inference.pool import PolicyPool
 from jaxrl.inference.rendering import Renderer
-from jaxrl.models import ModelSpec, build_mesh, load_pretrained
+from jaxrl.launch.arrays import ArrayArm, array_arm
+from jaxrl.launch.side_by_side import ctrl_c, in_thread, side_by_side
+from jaxrl.models import build_mesh
 from jaxrl.monitors import MonitorSet
 from jaxrl.monitors.folder import check_run_folder, logging_to, only_writer, resume_command, write_config
 from jaxrl.orchestrator.algo import build_algorithm
@@ -45,23 +40,14 @@ from jaxrl.orchestrator.ports import Evaluate
 from jaxrl.orchestrator.sampler import Sampler, TrainEnv
 from jaxrl.tasks import build_task_sampler
 from jaxrl.trainer.checkpoint import Checkpointer
-from jaxrl.trainer.loop import ORCHESTRATOR_PART, Trainer
-from jaxrl.trainer.state import TrainState
-from jaxrl.trainer.step import StepPrograms, build_programs
+from jaxrl.trainer.loop import Trainer
 from jaxrl.transport.memory import InProcessChannel
-from jaxrl.weights.memory import WeightStore
 
 logger = logging.getLogger(__name__)
-
-STOP_DEADLINE_S = 600.0
-"""How long an orderly stop may take: the running step, a checkpoint, the device thread's last call."""
 
 BATCH_DEADLINE_S = 7 * 86400.0
 """How long the trainer waits for a batch. Playing a step and measuring the policy take as long as they take; the orchestrator bounds
 each wait of theirs, and whatever ends it wakes the trainer."""
-
-Progress = Callable[[str, float, float], None]
-"""Called with a phase, how much of it is done, and how much there is."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -73,20 +59,6 @@ class Outcome:
     """Steps done, those before a resume included."""
     is_complete: bool
     """False if it was asked to stop early; its state is saved then."""
-
-
-@dataclasses.dataclass(slots=True)
-class ArrayArm:
-    """The model on its devices: what trains, what generates, and the thread that owns both."""
-
-    device: DeviceThread
-    programs: StepPrograms
-    state: TrainState
-    store: WeightStore
-    engine: Engine
-    start_step: int
-    orchestrator_state: bytes | None
-    """The orchestrator's part of the checkpoint that was restored; None for a new run."""
 
 
 def launch(
@@ -172,82 +144,6 @@ def build_worlds(config: RunConfig) -> tuple[Renderer, list[Environment], list[E
     return renderer, train, heldout
 
 
-@contextlib.contextmanager
-def array_arm(
-    config: RunConfig,
-    renderer: Renderer,
-    mesh: Mesh,
-    progress: Progress,
-    checkpointer: Checkpointer | None = None,
-    start_step: int | None = None,
-) -> Iterator[ArrayArm]:
-    """Load the model, or restore it, compile every program, and keep the device thread running for the body of the `with`.
-
-    Args:
-      config: the run.
-      renderer: gives the engine its text.
-      mesh: where the trainer's arrays live; the engine takes the first of its devices.
-      progress: called with `loading` and `compiling`.
-      checkpointer: where `start_step` is restored from.
-      start_step: None starts from the model directory.
-    """
-    device = DeviceThread("device")
-    device.start()
-    try:
-        arm = device.run(_build_array_arm, config, renderer, mesh, progress, checkpointer, start_step, device, kind="engine")
-        device.attach_engine(arm.engine.has_work, arm.engine.tick)
-        yield arm
-    finally:
-        device.stop(STOP_DEADLINE_S)
-
-
-def _build_array_arm(
-    config: RunConfig,
-    renderer: Renderer,
-    mesh: Mesh,
-    progress: Progress,
-    checkpointer: Checkpointer | None,
-    start_step: int | None,
-    device: DeviceThread,
-) -> ArrayArm:
-    """Runs on the device thread."""
-    trainer = config.trainer
-    progress("loading", 0, 1)
-    model, params = load_pretrained(config.orchestrator.model.name, param_dtype=trainer.param_dtype, mesh=mesh)
-    _check_fits(config, model.spec)
-    programs = build_programs(model, trainer, mesh, config.run.max_steps)
-    orchestrator_state = None
-    if checkpointer is None or start_step is None:
-        state = programs.init_state(params)
-    else:
-        del params
-        state, parts = checkpointer.restore(start_step, programs.abstract_state)
-        orchestrator_state = parts[ORCHESTRATOR_PART]
-    progress("loading", 1, 1)
-
-    version = start_step or 0
-    # While an evaluation holds the served version, the trainer may publish one more for each step that it may be behind.
-    num_versions = max(2, 1 + config.async_level)
-    store = WeightStore(model.spec, config.engine.dtype, num_versions=num_versions, device=mesh.devices.flat[0])
-    store.publish(version, state.params)
-    progress("compiling", 0, 2)
-    programs.compile()
-    progress("compiling", 1, 2)
-    engine = Engine(model.spec, store.get(version), config.engine, version=version, decode_text=renderer.decode)
-    engine.warm_up(lambda _, done, total: progress("compiling", 1 + done / total, 2))
-    progress("compiling", 2, 2)
-    return ArrayArm(device, programs, state, store, engine, version, orchestrator_state)
-
-
-def _check_fits(config: RunConfig, spec: ModelSpec) -> None:
-    name = config.orchestrator.model.name
-    if config.engine.max_model_len > spec.max_position_embeddings:
-        raise ConfigError(
-            f"`inference.max_model_len`={config.engine.max_model_len} is beyond the {spec.max_position_embeddings} positions of {name}; "
-            "lower it"
-        )
-
-
 async def _train(
     config: RunConfig,
     arm: ArrayArm,
@@ -307,9 +203,9 @@ async def _train(
         start_step=arm.start_step,
         batch_deadline_s=BATCH_DEADLINE_S,
     )
-    with _ctrl_c(orchestrator.request_stop, monitors):
+    with ctrl_c(orchestrator.request_stop, monitors.status, monitors.abandon):
         try:
-            await side_by_side(orchestrator.run(), _in_thread(trainer.run, "trainer"))
+            await side_by_side(orchestrator.run(), in_thread(trainer.run, "trainer"))
         finally:
             await pool.close()
     return trainer.step
@@ -374,79 +270,6 @@ def _evaluate(
             logger.info("evaluation of %r at step %d: %s", result.env_name, step, scores)
 
     return evaluate
-
-
-def _in_thread(call: Callable[[], None], name: str) -> Future[None]:
-    """Run a blocking call in a thread of its own; the default pool is for short work."""
-    future: Future[None] = Future()
-
-    def work() -> None:
-        try:
-            call()
-        except BaseException as error:
-            future.set_exception(error)
-        else:
-            future.set_result(None)
-
-    threading.Thread(target=work, name=name, daemon=True).start()
-    return future
-
-
-async def side_by_side(playing: Awaitable[None], training: Future[None]) -> None:
-    """Wait for both arms to end, and raise what the asyncio arm raised, or else what the trainer raised.
-
-    A trainer that fails reaches the asyncio arm through the channel, so that one's failure is the first; what follows from it
-    on the other side is logged.
-    """
-    try:
-        await playing
-    except BaseException as first:
-        try:
-            await _settle(training)
-        except Exception as error:
-            if error is not first:
-                logger.error("the trainer failed too: %s: %s", type(error).__name__, error)
-        raise
-    await _settle(training)
-
-
-async def _settle(training: Future[None]) -> None:
-    """Wait for the trainer to end; its own failure has reached the orchestrator through the channel already."""
-    timer = asyncio.timeout(STOP_DEADLINE_S)
-    try:
-        async with timer:
-            await asyncio.wrap_future(training)
-    except TimeoutError as error:
-        if not timer.expired():  # the trainer's own failure may itself be a timeout
-            raise
-        raise DeadlineError(f"the trainer did not end within {STOP_DEADLINE_S:g} s after the orchestrator did") from error
-
-
-@contextlib.contextmanager
-def _ctrl_c(request_stop: Callable[[], None], monitors: MonitorSet) -> Iterator[None]:
-    """Let the first Ctrl-C (or SIGTERM) stop the run in order, and the second one end the process at once."""
-    loop = asyncio.get_running_loop()
-    is_asked = False
-
-    def stop() -> None:
-        nonlocal is_asked
-        if is_asked:
-            monitors.abandon()
-            os._exit(130)
-        is_asked = True
-        monitors.status("stopping: finishing the running step and saving; Ctrl-C again ends at once")
-        request_stop()
-
-    # Signals can be handled in the main thread only; a run inside another program's thread goes without.
-    is_main = threading.current_thread() is threading.main_thread()
-    signals = (signal.SIGINT, signal.SIGTERM) if is_main else ()
-    for number in signals:
-        loop.add_signal_handler(number, stop)
-    try:
-        yield
-    finally:
-        for number in signals:
-            loop.remove_signal_handler(number)
 
 
 def _step_to_resume(checkpointer: Checkpointer, max_steps: int) -> int:

@@ -1,0 +1,94 @@
+"""Both arms side by side: one in the event loop, one in a thread of its own, ended together.
+
+In: an awaitable and a blocking call. Out: the first failure of the two, with both ended. The first Ctrl-C asks for an
+orderly stop, the second ends the process. It knows nothing of what either arm does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import Future
+
+from jaxrl.errors import DeadlineError
+from jaxrl.launch.arrays import STOP_DEADLINE_S
+
+logger = logging.getLogger(__name__)
+
+
+def in_thread(call: Callable[[], None], name: str) -> Future[None]:
+    """Run a blocking call in a thread of its own; the default pool is for short work."""
+    future: Future[None] = Future()
+
+    def work() -> None:
+        try:
+            call()
+        except BaseException as error:
+            future.set_exception(error)
+        else:
+            future.set_result(None)
+
+    threading.Thread(target=work, name=name, daemon=True).start()
+    return future
+
+
+async def side_by_side(playing: Awaitable[None], training: Future[None]) -> None:
+    """Wait for both arms to end, and raise what the asyncio arm raised, or else what the trainer raised.
+
+    A trainer that fails reaches the asyncio arm through the channel, so that one's failure is the first; what follows from it
+    on the other side is logged.
+    """
+    try:
+        await playing
+    except BaseException as first:
+        try:
+            await _settle(training)
+        except Exception as error:
+            if error is not first:
+                logger.error("the trainer failed too: %s: %s", type(error).__name__, error)
+        raise
+    await _settle(training)
+
+
+async def _settle(training: Future[None]) -> None:
+    """Wait for the trainer to end; its own failure has reached the orchestrator through the channel already."""
+    timer = asyncio.timeout(STOP_DEADLINE_S)
+    try:
+        async with timer:
+            await asyncio.wrap_future(training)
+    except TimeoutError as error:
+        if not timer.expired():  # the trainer's own failure may itself be a timeout
+            raise
+        raise DeadlineError(f"the trainer did not end within {STOP_DEADLINE_S:g} s after the orchestrator did") from error
+
+
+@contextlib.contextmanager
+def ctrl_c(request_stop: Callable[[], None], say: Callable[[str], None], abandon: Callable[[], None]) -> Iterator[None]:
+    """Let the first Ctrl-C (or SIGTERM) stop the run in order, and the second one end the process at once."""
+    loop = asyncio.get_running_loop()
+    is_asked = False
+
+    def stop() -> None:
+        nonlocal is_asked
+        if is_asked:
+            abandon()
+            os._exit(130)
+        is_asked = True
+        say("stopping: finishing the running step and saving; Ctrl-C again ends at once")
+        request_stop()
+
+    # Signals can be handled in the main thread only; a run inside another program's thread goes without.
+    is_main = threading.current_thread() is threading.main_thread()
+    signals = (signal.SIGINT, signal.SIGTERM) if is_main else ()
+    for number in signals:
+        loop.add_signal_handler(number, stop)
+    try:
+        yield
+    finally:
+        for number in signals:
+            loop.remove_signal_handler(number)
