@@ -1,6 +1,6 @@
 """The console script: `jaxrl VERB ...` runs the entry point of that name, `python -m jaxrl.VERB ...`.
 
-In: the command line. Out: the entry point's exit code: 0 ok, 1 the run failed, 2 usage or configuration error. It
+In: the command line. Out: the entry point's exit code: 0 ok, 1 it failed, 2 usage or configuration error. It
 parses nothing but the verb, and imports an entry point only when it is asked for, so that help is instant.
 """
 
@@ -15,6 +15,7 @@ import jaxrl
 
 VERBS = {
     "train": "train a policy: jaxrl train --config FILE.toml [--any.config.key VALUE ...] [--dry-run]",
+    "serve": "serve a model over HTTP: jaxrl serve --config FILE.toml [--any.config.key VALUE ...] [--dry-run]",
     "doctor": "check a configuration and this machine: jaxrl doctor --config FILE.toml [--check NAME]",
 }
 """The entry points that exist, with a line of help."""

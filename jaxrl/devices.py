@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, get_args
 
 from jaxrl.errors import DeadlineError, RunFailedError
+from jaxrl.monitors.crash import blame
 
 T = TypeVar("T")
 
@@ -223,7 +224,8 @@ class DeviceThread:
         if not future.done():
             future.cancel()
             name = getattr(fn, "__name__", type(fn).__name__)
-            raise DeadlineError(f"waited {self._deadline_s:g} s for job {kind}:{name}; {self.describe()}")
+            late = DeadlineError(f"waited {self._deadline_s:g} s for job {kind}:{name}; {self.describe()}")
+            raise blame(late, "device thread")
         return future.result()
 
     def describe(self) -> str:

@@ -112,8 +112,8 @@ def check_memory(config: RunConfig) -> Finding:
     from jaxrl.models import load_spec
 
     spec, engine, trainer = load_spec(config.orchestrator.model.name), config.engine, config.trainer
-    # Master parameters and two moments in their dtype, and the float32 sum of gradients, split over fsdp x tensor.
-    training = spec.num_params * (3 * jax.numpy.dtype(trainer.param_dtype).itemsize + 4) // (trainer.mesh.fsdp * trainer.mesh.tensor)
+    # Master parameters in their dtype, two moments and the sum of gradients in float32, split over fsdp x tensor.
+    training = spec.num_params * (jax.numpy.dtype(trainer.param_dtype).itemsize + 12) // (trainer.mesh.fsdp * trainer.mesh.tensor)
     version = spec.num_params * jax.numpy.dtype(engine.dtype).itemsize
     cache = cache_bytes(spec, engine.num_slots, engine.max_model_len, engine.dtype)
     # The one being served, and one for each step that the trainer may finish before the next is loaded.

@@ -7,7 +7,8 @@
     |-- PackingError (ValueError)           samples cannot be packed into the configured shapes
     |-- TransportError (ValueError)         bytes that came from the other arm are not the message that was expected
     |-- EngineError (RuntimeError)          the engine refused or lost a request
-    |   `-- PromptTooLongError (ValueError) a prompt leaves no room for one generated token
+    |   |-- PromptTooLongError (ValueError) a prompt leaves no room for one generated token
+    |   `-- EndpointDownError               a server cannot be reached, or goes on refusing work
     |-- EnvError (RuntimeError)             an environment broke its own contract
     |-- GraderError (RuntimeError)          a reward function raised, or gave something that is no reward
     |-- DeadlineError (TimeoutError)        a named wait ran past its deadline
@@ -51,6 +52,10 @@ class EngineError(JaxrlError, RuntimeError):
 
 class PromptTooLongError(EngineError, ValueError):
     """A prompt leaves no room for even one generated token in the engine's window."""
+
+
+class EndpointDownError(EngineError):
+    """A server could not be reached, or went on refusing work; another one may answer the same request."""
 
 
 class EnvError(JaxrlError, RuntimeError):

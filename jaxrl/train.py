@@ -54,14 +54,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     # JAX is imported only now, so that a wrong configuration fails before any device is touched.
     from jaxrl.launch import launch
+    from jaxrl.monitors import crash
 
     try:
         outcome = launch(config, resume=command.flags.resume is not None)
     except (ConfigError, ModelLoadError) as error:
         errors.print(f"Configuration error: {error}", style="red", markup=False, soft_wrap=True)
         return EXIT_USAGE
-    except JaxrlError as error:
-        errors.print(f"The run failed: {error}", style="red", markup=False, soft_wrap=True)
+    except Exception as error:
+        report = crash.report_of(error)
+        if report is not None:
+            crash.show(report, errors)
+        elif isinstance(error, JaxrlError):
+            errors.print(f"The run failed: {error}", style="red", markup=False, soft_wrap=True)
+        if not isinstance(error, JaxrlError):
+            raise
         return EXIT_FAILED
     except KeyboardInterrupt:  # training itself ends in order on Ctrl-C and raises nothing
         errors.print("Interrupted outside of training; no step was lost.", style="red")

@@ -6,6 +6,8 @@ import socket
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8".strip()
 os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
+# No test reads programs that another one compiled, or leaves any behind; a test of the compile cache runs a process of its own.
+os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 

@@ -1,8 +1,8 @@
-"""From a TOML file and a command line to a `RunConfig`.
+"""From a TOML file and a command line to a configuration: a `RunConfig`, or whatever root `Section` is asked for.
 
-In: a path and tokens such as `--trainer.optimizer.lr 1e-4`. Out: a validated, frozen `RunConfig`, or one `ConfigError`
-that lists every mistake with its full key, where it came from, what was expected and what to do. Unknown keys are one
-error whatever their source. Only entry points import this module; nothing here reads an environment variable, touches a
+In: a path and tokens such as `--trainer.optimizer.lr 1e-4`. Out: a validated, frozen section, or one `ConfigError` that
+lists every mistake with its full key, where it came from, what was expected and what to do. Unknown keys are one error
+whatever their source. Only entry points import this module; nothing here reads an environment variable, touches a
 device or writes a file.
 """
 
@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args, get_origin
+from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin, overload
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
@@ -40,6 +40,8 @@ from jaxrl.config.schema import (
 )
 from jaxrl.errors import ConfigError
 
+Root = TypeVar("Root", bound=Section)
+
 
 @dataclass(frozen=True, slots=True)
 class Override:
@@ -57,24 +59,42 @@ class CommandLine(NamedTuple):
     flags: argparse.Namespace
 
 
-def build_parser(prog: str = "python -m jaxrl.train", description: str = "Train a policy.") -> argparse.ArgumentParser:
-    """Return a parser with the flags that every command on a configuration has; the caller may add its own."""
+TRAIN_EXAMPLES = "--orchestrator.group_size 16, --orchestrator.train.env.0.ratio 2, --orchestrator.sampling.stop '[\"\\n\"]'"
+"""Overrides that show each form of a key and of a value."""
+
+
+def build_parser(
+    prog: str = "python -m jaxrl.train",
+    description: str = "Train a policy.",
+    *,
+    examples: str = TRAIN_EXAMPLES,
+    can_resume: bool = True,
+) -> argparse.ArgumentParser:
+    """Return a parser with the flags that every command on a configuration has; the caller may add its own.
+
+    Args:
+      prog: the command.
+      description: what it does.
+      examples: overrides, for the help text.
+      can_resume: whether the command also takes a run folder.
+    """
+    source = "(--config FILE.toml | --resume RUN_DIR)" if can_resume else "--config FILE.toml"
     parser = argparse.ArgumentParser(
         prog=prog,
         description=description,
         allow_abbrev=False,
-        usage="%(prog)s (--config FILE.toml | --resume RUN_DIR) [options] [--any.config.key VALUE ...]",
-        epilog="Any key of the configuration can be set: --orchestrator.group_size 16, --orchestrator.train.env.0.ratio 2, "
-        "--orchestrator.sampling.stop '[\"\\n\"]'. Values are JSON or TOML, else text; null unsets. "
+        usage=f"%(prog)s {source} [options] [--any.config.key VALUE ...]",
+        epilog=f"Any key of the configuration can be set: {examples}. Values are JSON or TOML, else text; null unsets. "
         "--dry-run prints every key with its meaning.",
     )
-    parser.add_argument("--config", type=Path, metavar="FILE", help="the run's TOML file")
-    parser.add_argument("--resume", type=Path, metavar="RUN_DIR", help="go on with the run in this folder, with its own config.toml")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="the TOML file")
+    if can_resume:
+        parser.add_argument("--resume", type=Path, metavar="RUN_DIR", help="go on with the run in this folder, with its own config.toml")
     parser.add_argument("--dry-run", action="store_true", help="check the configuration, print it resolved, and stop")
     return parser
 
 
-def parse_cli(argv: Sequence[str], parser: argparse.ArgumentParser | None = None) -> CommandLine:
+def parse_cli(argv: Sequence[str], parser: argparse.ArgumentParser | None = None, root: type[Section] = RunConfig) -> CommandLine:
     """Split a command line into the configuration file, configuration overrides and fixed flags.
 
     A token is an override when its name has a dot or is a section of the configuration; everything else is the
@@ -84,9 +104,10 @@ def parse_cli(argv: Sequence[str], parser: argparse.ArgumentParser | None = None
     Args:
       argv: the arguments, without the program's name.
       parser: from `build_parser`, with more flags if wanted; None takes that of training.
+      root: what the file is read as; its sections name the overrides.
 
     Returns:
-      `(path, overrides, flags)`; `flags` has `config`, `resume`, `dry_run` and the caller's own.
+      `(path, overrides, flags)`; `flags` has `config`, `dry_run`, `resume` where the parser has it, and the caller's own.
 
     Raises:
       SystemExit: with code 2 on a usage error, with code 0 after `--help`.
@@ -97,28 +118,39 @@ def parse_cli(argv: Sequence[str], parser: argparse.ArgumentParser | None = None
       ('a.toml', ['--run.max-steps=3'], True)
     """
     parser = parser or build_parser()
-    found, rest = _split(argv)
+    found, rest = _split(argv, root)
     flags = parser.parse_args(rest)
-    if (flags.config is None) == (flags.resume is None):
-        parser.error("give either --config FILE.toml or --resume RUN_DIR")
+    resume = getattr(flags, "resume", None)
+    if (flags.config is None) == (resume is None):
+        parser.error("give either --config FILE.toml or --resume RUN_DIR" if hasattr(flags, "resume") else "give --config FILE.toml")
     overrides = [f"--{o.key}" if o.value is None else f"--{o.key}={o.value}" for o in found]
-    if flags.resume is None:
+    if resume is None:
         return CommandLine(flags.config, overrides, flags)
-    return CommandLine(flags.resume / "config.toml", [f"--run.output_dir={flags.resume}", *overrides], flags)
+    return CommandLine(resume / "config.toml", [f"--run.output_dir={resume}", *overrides], flags)
 
 
-def load_config_aloud(path: str | Path, overrides: Sequence[str], say: Callable[[str], None]) -> RunConfig:
+@overload
+def load_config_aloud(path: str | Path, overrides: Sequence[str], say: Callable[[str], None]) -> RunConfig: ...
+@overload
+def load_config_aloud(path: str | Path, overrides: Sequence[str], say: Callable[[str], None], root: type[Root]) -> Root: ...
+def load_config_aloud(
+    path: str | Path, overrides: Sequence[str], say: Callable[[str], None], root: type[Section] = RunConfig
+) -> Section:
     """Do what `load_config` does, and say each of its warnings as a sentence instead of a Python warning."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        config = load_config(path, overrides)
+        config = load_config(path, overrides, root)
     for warning in caught:
         say(str(warning.message))
     return config
 
 
-def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
-    """Read a run's configuration from a TOML file and the command line.
+@overload
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig: ...
+@overload
+def load_config(path: str | Path, overrides: Sequence[str], root: type[Root]) -> Root: ...
+def load_config(path: str | Path, overrides: Sequence[str] = (), root: type[Section] = RunConfig) -> Section:
+    """Read a configuration from a TOML file and the command line.
 
     The command line wins over the file. Among overrides the more specific key wins whatever their order, and of two
     equal keys the later one. A key may be kebab-case or snake_case. List items are set by index, appended at the index
@@ -128,6 +160,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     Args:
       path: a TOML file.
       overrides: tokens `--a.b.c value`, `--a.b.c=value` or, for booleans, `--a.b.c`.
+      root: what the file is read as.
 
     Returns:
       The validated configuration.
@@ -138,24 +171,24 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     """
     source = Path(path)
     table = _read(source)
-    found, rest = _split(overrides)
+    found, rest = _split(overrides, root)
     if rest:
         raise ConfigError(f"expected configuration overrides such as `--run.max_steps 10`, got {rest[0]!r}")
-    fill_inherited(RunConfig, table)
+    fill_inherited(root, table)
     set_paths: list[KeyPath] = []
     problems: list[str] = []
     for override in sorted(found, key=_specificity):
         try:
-            set_paths.append(_apply(table, override))
+            set_paths.append(_apply(root, table, override))
         except ConfigError as error:
             problems.append(str(error))
-    fill_inherited(RunConfig, table)
+    fill_inherited(root, table)
     try:
-        config = RunConfig.model_validate(table)
+        config = root.model_validate(table)
     except ValidationError as error:
-        problems += [_explain(e, table, set_paths, source) for e in error.errors()]
+        problems += [_explain(e, root, table, set_paths, source) for e in error.errors()]
         raise ConfigError(_report(problems)) from None
-    problems += _unwritable(config.model_dump())
+    problems += _unwritable(root, config.model_dump())
     if problems:
         raise ConfigError(_report(problems))
     return config
@@ -181,7 +214,7 @@ def _read(source: Path) -> dict[str, Any]:
         ) from None
 
 
-def _split(argv: Sequence[str]) -> tuple[list[Override], list[str]]:
+def _split(argv: Sequence[str], root: type[Section]) -> tuple[list[Override], list[str]]:
     """Take the overrides out of a command line."""
     overrides: list[Override] = []
     rest: list[str] = []
@@ -189,7 +222,7 @@ def _split(argv: Sequence[str]) -> tuple[list[Override], list[str]]:
     while tokens:
         token = tokens.pop(0)
         name, equals, value = token.removeprefix("--").partition("=")
-        is_key = "." in name or name.replace("-", "_") in RunConfig.model_fields
+        is_key = "." in name or name.replace("-", "_") in root.model_fields
         if not token.startswith("--") or not is_key:
             rest.append(token)
         elif equals:
@@ -205,10 +238,10 @@ def _specificity(override: Override) -> tuple[int, bool]:
     return len(segments), segments[-1] != "type"
 
 
-def _apply(table: dict[str, Any], override: Override) -> KeyPath:
+def _apply(root: type[Section], table: dict[str, Any], override: Override) -> KeyPath:
     """Set one override in the tables and return where."""
     holder: Any = table
-    annotation: Any = RunConfig
+    annotation: Any = root
     path: KeyPath = ()
     segments = override.key.split(".")
     for depth, segment in enumerate(segments):
@@ -221,7 +254,7 @@ def _apply(table: dict[str, Any], override: Override) -> KeyPath:
                 holder[step : step + 1] = [value]
                 break
             if step == "type" and section is not None and value != holder.get("type"):
-                _drop_fields_of(section, holder, value, section_types(annotation_at(path[:-1])), path[:-1])
+                _drop_fields_of(section, holder, value, section_types(annotation_at(root, path[:-1])), path[:-1])
             holder[step] = value
         else:
             holder = _open(holder, step, section, path)
@@ -306,9 +339,9 @@ def _report(problems: list[str]) -> str:
     return f"{len(problems)} settings are wrong:\n" + "\n".join(f"- {problem}" for problem in problems)
 
 
-def _explain(error: ErrorDetails, table: dict[str, Any], set_paths: list[KeyPath], source: Path) -> str:
+def _explain(error: ErrorDetails, root: type[Section], table: dict[str, Any], set_paths: list[KeyPath], source: Path) -> str:
     """Turn one pydantic error into a sentence: key, value, where it came from, what was expected, what to do."""
-    path, section, field, annotation = _locate(error["loc"], table)
+    path, section, field, annotation = _locate(error["loc"], root, table)
     if error["type"] == "value_error":
         message = str(error["ctx"]["error"]) if "ctx" in error else error["msg"]
         return message if not path or f"`{dotted(path)}" in message else f"`{dotted(path)}`: {message}"
@@ -326,7 +359,7 @@ def _explain(error: ErrorDetails, table: dict[str, Any], set_paths: list[KeyPath
     is_override = any(path[: len(p)] == p or p[: len(path)] == path for p in set_paths)
     origin = "the command line" if is_override else f"`{source}`"
     if kind == "extra_forbidden":
-        return f"unknown key `{key}` (from {origin}){_nearest_key(path, section)}"
+        return f"unknown key `{key}` (from {origin}){_nearest_key(root, path, section)}"
     value = error["input"].get("type") if kind == "union_tag_invalid" else error["input"]
     text = "null" if value is None else repr(redact(value, str(path[-1])))
     near = _did_you_mean(value, [str(v) for o in alternatives(annotation) if get_origin(o) is Literal for v in get_args(o)])
@@ -335,11 +368,13 @@ def _explain(error: ErrorDetails, table: dict[str, Any], set_paths: list[KeyPath
     return f"`{key}`={text} (from {origin}): expected {_expected(annotation, field)}{near or hint}"
 
 
-def _locate(loc: tuple[Any, ...], table: dict[str, Any]) -> tuple[KeyPath, type[Section] | None, FieldInfo | None, Any]:
+def _locate(
+    loc: tuple[Any, ...], root: type[Section], table: dict[str, Any]
+) -> tuple[KeyPath, type[Section] | None, FieldInfo | None, Any]:
     """Walk a pydantic location, whose union tags are no keys, to its path, section, field and annotation."""
     path: KeyPath = ()
     value: Any = table
-    annotation: Any = RunConfig
+    annotation: Any = root
     section: type[Section] | None = None
     field: FieldInfo | None = None
     steps = list(loc)
@@ -383,7 +418,7 @@ def _expected(annotation: Any, field: FieldInfo | None = None) -> str:
     return " or ".join(dict.fromkeys(words)) + (" " + " and ".join(bounds) if bounds else "")
 
 
-def _nearest_key(path: KeyPath, section: type[Section] | None) -> str:
+def _nearest_key(root: type[Section], path: KeyPath, section: type[Section] | None) -> str:
     """Say which key was probably meant: a near one in the section, else the same name elsewhere, else all there are."""
     if section is None:
         return ""
@@ -391,7 +426,7 @@ def _nearest_key(path: KeyPath, section: type[Section] | None) -> str:
     near = difflib.get_close_matches(unknown.replace("-", "_"), section.model_fields, n=1)
     if near:
         return f"; did you mean `{dotted((*parent, near[0]))}`?"
-    elsewhere = [key for key in all_keys(RunConfig) if key.rpartition(".")[2] == unknown]
+    elsewhere = [key for key in all_keys(root) if key.rpartition(".")[2] == unknown]
     if elsewhere:
         return f"; that key belongs to `{elsewhere[0]}`"
     return "; expected one of " + ", ".join(f"`{name}`" for name in section.model_fields)
@@ -402,15 +437,15 @@ def _did_you_mean(text: Any, choices: Sequence[str]) -> str:
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
-def _unwritable(value: Any, path: KeyPath = (), is_nested: bool = False) -> Iterator[str]:
-    """Say what the run folder's TOML copy cannot or must not hold: null in a free table or list, and secrets."""
+def _unwritable(root: type[Section], value: Any, path: KeyPath = (), is_nested: bool = False) -> Iterator[str]:
+    """Say what a TOML copy of the configuration cannot or must not hold: null in a free table or list, and secrets."""
     if isinstance(value, dict):
-        is_free = bool(path) and not section_types(annotation_at(path))
+        is_free = bool(path) and not section_types(annotation_at(root, path))
         for key, child in value.items():
-            yield from _unwritable(child, (*path, key), is_free)
+            yield from _unwritable(root, child, (*path, key), is_free)
     elif isinstance(value, list):
         for index, child in enumerate(value):
-            yield from _unwritable(child, (*path, index), True)
+            yield from _unwritable(root, child, (*path, index), True)
     elif value is None and is_nested:
         yield f"`{dotted(path)}`=null: TOML has no null inside a table of free keys or a list; leave it out"
     elif isinstance(value, str):
@@ -418,6 +453,6 @@ def _unwritable(value: Any, path: KeyPath = (), is_nested: bool = False) -> Iter
         # A short string under such a name is a marker such as "</s>", not a credential.
         if redact(value) != value or (len(value) >= 8 and redact(value, name) != value):
             yield (
-                f"`{dotted(path)}` looks like a secret, and the configuration is kept in the run folder; put the value into an "
+                f"`{dotted(path)}` looks like a secret, and configurations are printed and kept in run folders; put the value into an "
                 "environment variable and name that variable instead"
             )

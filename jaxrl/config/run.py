@@ -32,6 +32,10 @@ class RunSection(Section):
     """Seed of everything that is random: task order, token sampling, initial weights."""
     max_steps: int = Field(default=100, ge=1)
     """Optimizer steps of the whole run, resumed parts included."""
+    compile_cache: bool = True
+    """Keep compiled programs on disk, so that the next run of the same shapes starts without compiling them."""
+    compile_cache_dir: str | None = None
+    """Folder of the compiled programs; null means `jaxrl/xla` in the user's cache folder. Programs in it are run: keep it yours alone."""
     allow_import_paths: bool = True
     """False refuses every import path in the configuration: the setting for hosted use. No setting takes one yet."""
 

@@ -14,7 +14,6 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from jaxrl.config.base import Section
-from jaxrl.config.run import RunConfig
 
 KeyPath = tuple[str | int, ...]
 """Where a value stands in the tables: field names and list indices."""
@@ -58,10 +57,10 @@ def item_of(annotation: Any) -> Any:
     return next((get_args(option)[0] for option in alternatives(annotation) if get_origin(option) is list), Any)
 
 
-def annotation_at(path: KeyPath) -> Any:
-    """Return the annotation at a path that passes through known fields; the last table's type need not be known."""
-    candidates: list[type[Section]] = [RunConfig]
-    annotation: Any = RunConfig
+def annotation_at(root: type[Section], path: KeyPath) -> Any:
+    """Return the annotation at a path below `root` that passes through known fields; the last table's type need not be known."""
+    candidates: list[type[Section]] = [root]
+    annotation: Any = root
     for step in path:
         if isinstance(step, int):
             annotation = item_of(annotation)

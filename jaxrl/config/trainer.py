@@ -41,6 +41,11 @@ class MeshConfig(Section):
     """Devices that split heads, feed-forward columns and the vocabulary."""
 
     @property
+    def shape(self) -> dict[str, int]:
+        """Devices by axis name, as a mesh of JAX has it."""
+        return {DATA_AXIS: self.data, FSDP_AXIS: self.fsdp, TENSOR_AXIS: self.tensor}
+
+    @property
     def num_devices(self) -> int:
         """Devices in the mesh."""
         return self.data * self.fsdp * self.tensor
@@ -160,7 +165,8 @@ class TrainerConfig(Section):
     overlong: Literal["drop", "truncate"] = "drop"
     """What happens to a sample longer than a row: dropped and counted, or cut on the right and counted."""
     param_dtype: Dtype = "float32"
-    """Precision of the master parameters and of the optimizer state."""
+    """Precision of the master parameters; gradients and optimizer state are float32. bfloat16 masters lose updates below
+    1/512 of a weight."""
     compute_dtype: Dtype = "float32"
     """Precision of activations and of the weights inside a step."""
     remat: Literal["none", "layer"] = "none"

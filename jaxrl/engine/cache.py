@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.engine.sampling import SamplingArrays, sample_tokens
-from jaxrl.models.decode import DecodeParams, KVCache, LayerKV, decode_step, prefill, score
+from jaxrl.models.decode import DecodeParams, KVCache, LayerKV, TokenScores, decode_step, prefill, score, score_with_top
 from jaxrl.models.spec import ModelSpec
 
 
@@ -64,7 +64,7 @@ def prefill_into_slots(
     return insert_prompts(cache, prefill(params, token_ids_RT, spec=spec), rows_N, slots_N)
 
 
-@functools.partial(jax.jit, static_argnames=("spec", "num_steps"), donate_argnames="cache")
+@functools.partial(jax.jit, static_argnames=("spec", "num_steps", "num_top"), donate_argnames="cache")
 def decode_and_sample(
     params: DecodeParams,
     cache: KVCache,
@@ -74,6 +74,7 @@ def decode_and_sample(
     *,
     spec: ModelSpec,
     num_steps: int,
+    num_top: int = 0,
 ) -> tuple[KVCache, jax.Array]:
     """Sample `num_steps` tokens per slot, each fed back as the next one's input; `cache` is donated.
 
@@ -85,20 +86,23 @@ def decode_and_sample(
       sampling: per-slot settings.
       spec: the architecture.
       num_steps: Q.
+      num_top: K, the most alternatives per token that any slot may want; 0 leaves them out of the program.
 
     Returns:
-      The cache, and [3, S, Q] int32: token ids, the bits of their float32 logprobs, near-tie flags. One array, so that
-      a tick makes one transfer to the host.
+      The cache, and [3 + 2K, S, Q] int32: token ids, the bits of their float32 logprobs, near-tie flags, K alternatives
+      and the bits of their logprobs. One array, so that a tick makes one transfer to the host.
     """
 
     def step(carry: tuple[KVCache, jax.Array, jax.Array], _: None) -> tuple[tuple[KVCache, jax.Array, jax.Array], jax.Array]:
         cache, token_ids_S, position_ids_S = carry
         logits_SV, cache = decode_step(params, cache, token_ids_S, position_ids_S, spec=spec)
-        sampled = sample_tokens(logits_SV, position_ids_S + 1, sampling)
+        sampled = sample_tokens(logits_SV, position_ids_S + 1, sampling, num_top=num_top)
         packed_3S = jnp.stack([
             sampled.token_ids_S,
             jax.lax.bitcast_convert_type(sampled.logprobs_S, jnp.int32),
             sampled.is_near_tie_S.astype(jnp.int32),
+            *sampled.top_ids_SK.T,
+            *jax.lax.bitcast_convert_type(sampled.top_logprobs_SK, jnp.int32).T,
         ])  # fmt: skip
         return (cache, sampled.token_ids_S, position_ids_S + 1), packed_3S
 
@@ -108,6 +112,14 @@ def decode_and_sample(
         return cache, packed_3S[:, :, None]
     (cache, _, _), packed_Q3S = jax.lax.scan(step, carry, length=num_steps)
     return cache, jnp.moveaxis(packed_Q3S, 0, 2)
+
+
+@functools.partial(jax.jit, static_argnames=("spec", "num_top"))
+def score_rows_with_top(
+    params: DecodeParams, token_ids_RT: jax.Array, temperatures_R: jax.Array, wants_top: jax.Array, *, spec: ModelSpec, num_top: int
+) -> TokenScores:
+    """Return logprobs, ranks and alternatives of given tokens; see `models.decode.score_with_top`."""
+    return score_with_top(params, token_ids_RT, temperatures_R, wants_top, spec=spec, num_top=num_top)
 
 
 @functools.partial(jax.jit, static_argnames="spec")

@@ -7,14 +7,18 @@ but the request's own numpy crosses; this file makes no JAX call.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import Protocol, TypeVar
 
 import numpy as np
 
 from jaxrl.engine.engine import Engine
+from jaxrl.engine.slots import SampledTokens
 from jaxrl.errors import DeadlineError
-from jaxrl.inference.endpoint import EndpointHealth, GenerateRequest, Generation
+from jaxrl.inference.endpoint import EndpointHealth, GenerateRequest, Generation, PromptScores
 from jaxrl.weights.memory import WeightStore
 
 DEADLINE_GRACE_S = 5.0
@@ -47,13 +51,19 @@ class EmbeddedEndpoint:
         self._weight_store = weight_store
         self._live: set[str] = set()
 
-    async def generate(self, request: GenerateRequest) -> Generation:
-        """See `Endpoint.generate`."""
+    async def generate(self, request: GenerateRequest, on_tokens: Callable[[SampledTokens], None] | None = None) -> Generation:
+        """See `Endpoint.generate`.
+
+        Args:
+          request: prompt and settings.
+          on_tokens: called in the event loop with the tokens of each tick, the last ones before this returns.
+        """
+        tell = None if on_tokens is None else partial(_tell, asyncio.get_running_loop(), on_tokens)
         deadline_s = self._engine.config.request_deadline_s + DEADLINE_GRACE_S
         self._live.add(request.request_id)
         try:
             async with asyncio.timeout(deadline_s):
-                return await self._await(self._engine.submit(request))
+                return await self._await(self._engine.submit(request, tell))
         except asyncio.CancelledError:
             self._cancel(request.request_id)
             raise
@@ -70,13 +80,20 @@ class EmbeddedEndpoint:
 
     async def score(self, token_ids: np.ndarray, temperature: float = 1.0) -> np.ndarray:
         """See `Endpoint.score`."""
+        return await self._await_score(self._engine.score(token_ids, temperature), len(token_ids))
+
+    async def score_with_top(self, token_ids: np.ndarray, temperature: float = 1.0, *, num_top: int) -> PromptScores:
+        """Do what `score` does, with `num_top` alternatives per token; see `Engine.score_with_top`."""
+        return await self._await_score(self._engine.score_with_top(token_ids, temperature, num_top=num_top), len(token_ids))
+
+    async def _await_score(self, future: Future[T], num_tokens: int) -> T:
         deadline_s = self._engine.config.request_deadline_s + DEADLINE_GRACE_S
         try:
             async with asyncio.timeout(deadline_s):
-                return await self._await(self._engine.score(token_ids, temperature))
+                return await self._await(future)
         except TimeoutError as error:
             raise DeadlineError(
-                f"the score of {len(token_ids)} tokens did not come within {deadline_s:g} s: the device thread is busy or stuck; "
+                f"the score of {num_tokens} tokens did not come within {deadline_s:g} s: the device thread is busy or stuck; "
                 f"{self._engine.describe()}"
             ) from error
 
@@ -115,3 +132,9 @@ class EmbeddedEndpoint:
     async def _await(self, future: Future[T]) -> T:
         self._device.wake()
         return await asyncio.wrap_future(future)
+
+
+def _tell(loop: asyncio.AbstractEventLoop, on_tokens: Callable[[SampledTokens], None], tokens: SampledTokens) -> None:
+    """Call `on_tokens` in the event loop, from another thread."""
+    with contextlib.suppress(RuntimeError):  # the loop may have closed; then no one listens any more
+        loop.call_soon_threadsafe(on_tokens, tokens)

@@ -20,23 +20,27 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
+from typing import Any
 
 import jax
 import numpy as np
 
 from jaxrl.config.inference import EmbeddedInferenceConfig
-from jaxrl.engine.cache import decode_and_sample, init_cache, prefill_into_slots, score_rows
+from jaxrl.engine.cache import decode_and_sample, init_cache, prefill_into_slots, score_rows, score_rows_with_top
 from jaxrl.engine.requests import ScoreTicket, Ticket, running_future, why_not_generate, why_not_score
 from jaxrl.engine.sampling import SamplingArrays
 from jaxrl.engine.scheduler import PrefillCall, Scheduler, bucket_lengths, plan_prefills, smallest_bucket
-from jaxrl.engine.slots import SlotTable
+from jaxrl.engine.slots import SampledTokens, SlotTable
 from jaxrl.errors import DeadlineError, EngineError
-from jaxrl.inference.endpoint import FinishReason, GenerateRequest, Generation
+from jaxrl.inference.endpoint import FinishReason, GenerateRequest, Generation, PromptScores
 from jaxrl.models.decode import DecodeParams
 from jaxrl.models.spec import ModelSpec
 
 COUNTS = ("ticks", "decode_steps", "generated_tokens", "prefill_calls", "prefill_tokens", "scored_tokens", "near_ties")
 """What the engine counts from its start on; the keys of `Engine.stats` beside its present state."""
+
+STOP_MARGIN_TOKENS = 8
+"""Tokens decoded beyond a stop string's bytes when it is looked for."""
 
 
 class Engine:
@@ -54,6 +58,7 @@ class Engine:
         *,
         version: int,
         decode_text: Callable[[list[int]], str] | None = None,
+        max_logprobs: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Allocate the cache on the device that holds the weights.
@@ -64,6 +69,7 @@ class Engine:
           config: slots, window, buckets and deadline.
           version: which policy version `decode_params` is.
           decode_text: turns token ids into text; needed for stop strings, which are refused without it.
+          max_logprobs: the most alternatives per token that a request may ask for; 0 leaves them out of the programs.
           clock: monotonic time in seconds.
         """
         self.spec = spec
@@ -71,6 +77,7 @@ class Engine:
         self.version = version
         self.is_paused = False
         self.failure: Exception | None = None
+        self.max_logprobs = min(max_logprobs, spec.vocab_size)
         self._decode_text = decode_text
         self._clock = clock
         self._device = next(iter(decode_params.embed_VD.devices()))
@@ -81,7 +88,7 @@ class Engine:
         # Every second one: scores are rarer than prompts, and each bucket is one more program to compile before the
         # first request.
         self._score_buckets = self._buckets[::-2][::-1]
-        self._slots = SlotTable(config.num_slots, config.max_model_len)
+        self._slots = SlotTable(config.num_slots, config.max_model_len, self.max_logprobs)
         self._scheduler: Scheduler[Ticket] = Scheduler(config.num_slots)
         self._tickets: dict[str, Ticket] = {}
         self._scores: deque[ScoreTicket] = deque()
@@ -89,11 +96,13 @@ class Engine:
         self._sampling: SamplingArrays | None = None
         self._counts = dict.fromkeys(COUNTS, 0)
 
-    def submit(self, request: GenerateRequest) -> Future[Generation]:
+    def submit(self, request: GenerateRequest, on_tokens: Callable[[SampledTokens], None] | None = None) -> Future[Generation]:
         """Queue a request; the completion ends at the window even if `max_tokens` asks for more.
 
         Args:
           request: prompt and settings; its id must not be in use.
+          on_tokens: told of the tokens of each tick, on the device thread, the last ones before the future is done; it must be
+            quick and never raise.
 
         Returns:
           A future of the generation, or of why there is none: `PromptTooLongError`, `EngineError` (senseless settings,
@@ -101,18 +110,23 @@ class Engine:
           cancelled: call `cancel`.
         """
         future = running_future()
-        refusal = self._failed() or why_not_generate(
-            request,
-            window=self.config.max_model_len,
-            vocab_size=self.spec.vocab_size,
-            has_text=self._decode_text is not None,
-        )
+        refusal = self._failed() or self.why_not(request)
         if refusal is not None:
             future.set_exception(refusal)
             return future
         deadline_s = self._clock() + self.config.request_deadline_s
-        self._inbox.append(partial(self._accept, Ticket(request, future, deadline_s)))
+        self._inbox.append(partial(self._accept, Ticket(request, future, deadline_s, on_tokens)))
         return future
+
+    def why_not(self, request: GenerateRequest) -> EngineError | None:
+        """Return why `submit` would refuse a request whatever the engine's state, or None."""
+        return why_not_generate(
+            request,
+            window=self.config.max_model_len,
+            vocab_size=self.spec.vocab_size,
+            has_text=self._decode_text is not None,
+            max_logprobs=self.max_logprobs,
+        )
 
     def score(self, token_ids: np.ndarray, temperature: float = 1.0) -> Future[np.ndarray]:
         """Queue a sequence to be scored by the weights of the tick that serves it, while paused too.
@@ -125,12 +139,26 @@ class Engine:
           A future of [L] float32 logprobs, each token given those before it; index 0 is 0.0. Fails with `EngineError`
           on bad arguments.
         """
+        return self._queue_score(token_ids, temperature, None)
+
+    def score_with_top(self, token_ids: np.ndarray, temperature: float = 1.0, *, num_top: int) -> Future[PromptScores]:
+        """Do what `score` does, with ranks and the `num_top` likeliest tokens at each place; at most `max_logprobs`."""
+        return self._queue_score(token_ids, temperature, num_top)
+
+    def _queue_score(self, token_ids: np.ndarray, temperature: float, num_top: int | None) -> Future[Any]:
         future, token_ids = running_future(), np.array(token_ids, np.int32)
-        refusal = self._failed() or why_not_score(token_ids, temperature, window=self.config.max_model_len, vocab_size=self.spec.vocab_size)
+        refusal = self._failed() or why_not_score(
+            token_ids,
+            temperature,
+            num_top or 0,
+            window=self.config.max_model_len,
+            vocab_size=self.spec.vocab_size,
+            max_logprobs=self.max_logprobs,
+        )
         if refusal is not None:
             future.set_exception(refusal)
         else:
-            self._inbox.append(partial(self._accept_score, ScoreTicket(token_ids, temperature, future)))
+            self._inbox.append(partial(self._accept_score, ScoreTicket(token_ids, temperature, future, num_top)))
         return future
 
     def cancel(self, request_id: str) -> None:
@@ -223,7 +251,7 @@ class Engine:
             jobs.append((f"prefill {bucket}", partial(self._run_prefill, call)))
         for bucket in self._score_buckets:
             arrays = np.zeros((rows, bucket), np.int32), np.ones(rows, np.float32)
-            jobs.append((f"score {bucket}", partial(self._run_score, *arrays)))
+            jobs.append((f"score {bucket}", partial(self._run_score, *arrays, wants_top=False)))
         for done, (name, job) in enumerate(jobs, start=1):
             job()
             if on_progress is not None:
@@ -304,7 +332,7 @@ class Engine:
             return
         for slot, ticket in admitted:
             ticket.slot = slot
-            self._slots.open(slot, ticket.request)
+            self._slots.open(slot, ticket.request, is_followed=ticket.on_tokens is not None)
         self._sampling = None
         prompts = [(slot, np.asarray(ticket.request.token_ids, np.int32)) for slot, ticket in admitted]
         calls = plan_prefills(prompts, buckets=self._buckets, num_rows=self.config.prefill_rows, num_slots=self.config.num_slots)
@@ -324,10 +352,19 @@ class Engine:
                 self._drop(ticket)
                 reason = f"the logits of version {self.version} are not finite"
                 ticket.future.set_exception(EngineError(f"request {ticket.key!r}: {reason}"))
-            elif self._cut_at_stop_string(ticket, int(taken.num_tokens_A[i])) or taken.is_stopped_A[i]:
+                continue
+            is_stopped = self._cut_at_stop_string(ticket, int(taken.num_tokens_A[i])) or taken.is_stopped_A[i]
+            self._tell(ticket)
+            if is_stopped:
                 self._finish(ticket, FinishReason.STOP)
             elif taken.is_spent_A[i]:
                 self._finish(ticket, FinishReason.LENGTH)
+
+    def _tell(self, ticket: Ticket) -> None:
+        """Hand new tokens to whoever follows the request."""
+        if ticket.on_tokens is not None and ticket.slot is not None:
+            ticket.on_tokens(self._slots.sampled(ticket.slot, ticket.num_told))
+            ticket.num_told = int(self._slots.num_sampled_S[ticket.slot])
 
     def _cut_at_stop_string(self, ticket: Ticket, num_new: int) -> bool:
         """Shorten the slot after the first new token that completes a stop string; say whether there is one."""
@@ -335,9 +372,12 @@ class Engine:
         if not stops:
             return False
         assert slot is not None and decode_text is not None
-        token_ids = self._slots.sampled(slot)[0].tolist()
+        token_ids = self._slots.token_ids(slot)
+        # The text before the new tokens holds no stop string, so one must lie in a tail: a token is a byte at least. The margin is
+        # for a character that the cut breaks and for a decoder that strips the first space.
+        tail = STOP_MARGIN_TOKENS + max(len(stop.encode()) for stop in stops)
         for end in range(len(token_ids) - num_new + 1, len(token_ids) + 1):
-            text = decode_text(token_ids[:end])
+            text = decode_text(token_ids[max(0, end - tail) : end])
             if any(stop in text for stop in stops):
                 self._slots.shorten(slot, end)
                 return True
@@ -356,23 +396,25 @@ class Engine:
         for row, ticket in enumerate(batch):
             token_ids[row, : len(ticket.token_ids)] = ticket.token_ids
             temperatures[row] = ticket.temperature
-        logprobs = self._run_score(token_ids, temperatures)
+        scores = self._run_score(token_ids, temperatures, wants_top=any(ticket.num_top is not None for ticket in batch))
         self._scores = rest
         for row, ticket in enumerate(batch):
             self._counts["scored_tokens"] += len(ticket.token_ids)
-            ticket.future.set_result(logprobs[row, : len(ticket.token_ids)].copy())
+            mine = [array[row, : len(ticket.token_ids)].copy() for array in scores]
+            ticket.future.set_result(mine[0] if ticket.num_top is None else _prompt_scores(mine, ticket.num_top))
 
     def _run_prefill(self, call: PrefillCall) -> None:
         self._cache = prefill_into_slots(self._params, self._cache, call.token_ids, call.rows, call.slots, spec=self.spec)
 
     def _run_decode(self) -> np.ndarray:
-        """Decode every slot; return [3, S, Q] int32 on the host."""
+        """Decode every slot; return [3 + 2K, S, Q] int32 on the host."""
         slots, sampling = self._slots, self._sampling
         if sampling is None:
-            settings = slots.temperature_S, slots.top_k_S, slots.top_p_S, slots.min_p_S, slots.seed_S2
+            settings = [slots.temperature_S, slots.top_k_S, slots.top_p_S, slots.min_p_S, slots.seed_S2]
+            settings += [slots.num_top_S] if self.max_logprobs else []
             # Invariant: copies. A CPU device may keep the numpy buffer itself, and the table changes in place.
             sampling = self._sampling = SamplingArrays(*jax.device_put([x.copy() for x in settings], self._device))
-        self._cache, packed_3SQ = decode_and_sample(
+        self._cache, packed_XSQ = decode_and_sample(
             self._params,
             self._cache,
             slots.token_ids_S.copy(),
@@ -380,11 +422,18 @@ class Engine:
             sampling,
             spec=self.spec,
             num_steps=self.config.decode_steps_per_tick,
+            num_top=self.max_logprobs,
         )
-        return np.asarray(packed_3SQ)
+        return np.asarray(packed_XSQ)
 
-    def _run_score(self, token_ids_RT: np.ndarray, temperatures_R: np.ndarray) -> np.ndarray:
-        return np.asarray(score_rows(self._params, token_ids_RT, temperatures_R, spec=self.spec))
+    def _run_score(self, token_ids_RT: np.ndarray, temperatures_R: np.ndarray, *, wants_top: bool) -> list[np.ndarray]:
+        """Return [R, T] logprobs and, in an engine that reports alternatives, the other arrays of `TokenScores`."""
+        if not self.max_logprobs:
+            return [np.asarray(score_rows(self._params, token_ids_RT, temperatures_R, spec=self.spec))]
+        scores = score_rows_with_top(
+            self._params, token_ids_RT, temperatures_R, np.bool_(wants_top), spec=self.spec, num_top=self.max_logprobs
+        )
+        return [np.asarray(array) for array in scores]
 
     def _drop(self, ticket: Ticket) -> None:
         """Forget a ticket and free its slot; its future is the caller's to settle."""
@@ -398,11 +447,11 @@ class Engine:
 
     def _finish(self, ticket: Ticket, reason: FinishReason) -> None:
         if ticket.slot is None:
-            token_ids, logprobs, versions = np.zeros(0, np.int32), np.zeros(0, np.float32), np.zeros(0, np.int32)
+            generation = Generation(np.zeros(0, np.int32), np.zeros(0, np.float32), np.zeros(0, np.int32), finish_reason=reason)
         else:
-            token_ids, logprobs, versions = self._slots.sampled(ticket.slot)
+            generation = Generation(**self._slots.sampled(ticket.slot)._asdict(), finish_reason=reason)
         self._drop(ticket)
-        ticket.future.set_result(Generation(token_ids, logprobs, versions, finish_reason=reason))
+        ticket.future.set_result(generation)
 
     def _fail(self, error: Exception) -> None:
         """Settle every outstanding future with an error, once and for all."""
@@ -416,3 +465,12 @@ class Engine:
         self._scores.clear()
         while self._inbox:
             self._inbox.popleft()()
+
+
+def _prompt_scores(arrays: list[np.ndarray], num_top: int) -> PromptScores:
+    """Return the arrays of one scored sequence, with its own number of alternatives."""
+    logprobs, *rest = arrays
+    if not rest:
+        return PromptScores(logprobs)
+    ranks, *tops = rest
+    return PromptScores(logprobs, ranks, *(top[:, :num_top] for top in tops))

@@ -5,11 +5,14 @@ Plain records and pure checks: nothing here queues, schedules or touches a devic
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from jaxrl.engine.slots import SampledTokens
 from jaxrl.errors import EngineError, PromptTooLongError
 from jaxrl.inference.endpoint import GenerateRequest, Generation, TokenSampling
 
@@ -22,8 +25,12 @@ class Ticket:
     future: Future[Generation]
     deadline_s: float
     """When it fails, on the engine's clock."""
+    on_tokens: Callable[[SampledTokens], None] | None = None
+    """Told of new tokens after each tick, on the device thread; quick, and never raises."""
     slot: int | None = None
     """None while it waits."""
+    num_told: int = 0
+    """Tokens that `on_tokens` has seen."""
 
     @property
     def key(self) -> str:
@@ -38,7 +45,10 @@ class ScoreTicket:
     token_ids: np.ndarray
     """[L] int32."""
     temperature: float
-    future: Future[np.ndarray]
+    future: Future[Any]
+    """Of an array of logprobs, or of `PromptScores`."""
+    num_top: int | None = None
+    """Alternatives per token; None if the logprobs alone were asked for."""
 
 
 def running_future() -> Future:
@@ -48,7 +58,9 @@ def running_future() -> Future:
     return future
 
 
-def why_not_generate(request: GenerateRequest, *, window: int, vocab_size: int, has_text: bool) -> EngineError | None:
+def why_not_generate(
+    request: GenerateRequest, *, window: int, vocab_size: int, has_text: bool, max_logprobs: int = 0
+) -> EngineError | None:
     """Return why a request cannot be served, judged by itself alone, or None.
 
     Args:
@@ -56,6 +68,7 @@ def why_not_generate(request: GenerateRequest, *, window: int, vocab_size: int, 
       window: prompt plus completion tokens of one sequence.
       vocab_size: token ids are below it.
       has_text: whether tokens can be decoded, which stop strings need.
+      max_logprobs: alternatives per token that the engine was built to report.
     """
     token_ids, name = request.token_ids, f"request {request.request_id!r}"
     if token_ids.ndim != 1 or len(token_ids) == 0:
@@ -68,17 +81,26 @@ def why_not_generate(request: GenerateRequest, *, window: int, vocab_size: int, 
     reason = _bad_ids(token_ids, vocab_size) or _bad_settings(request.sampling)
     if reason is None and request.sampling.stop and not has_text:
         reason = "`stop` strings need an engine that was built with `decode_text`; use `stop_ids`"
+    reason = reason or _bad_num_top(request.num_top_logprobs, max_logprobs)
     return None if reason is None else EngineError(f"{name}: {reason}")
 
 
-def why_not_score(token_ids: np.ndarray, temperature: float, *, window: int, vocab_size: int) -> EngineError | None:
-    """Return why a sequence cannot be scored, or None."""
+def why_not_score(
+    token_ids: np.ndarray, temperature: float, num_top: int, *, window: int, vocab_size: int, max_logprobs: int = 0
+) -> EngineError | None:
+    """Return why a sequence cannot be scored, or None; the arguments are those of `Engine.score` and `why_not_generate`."""
     if token_ids.ndim != 1 or not 1 <= len(token_ids) <= window:
         return EngineError(f"`score` takes one sequence of 1 to {window} tokens (`inference.max_model_len`), got shape {token_ids.shape}")
     if not (np.isfinite(temperature) and temperature > 0):
         return EngineError(f"`score` needs a finite temperature above 0, got {temperature!r}")
-    reason = _bad_ids(token_ids, vocab_size)
+    reason = _bad_ids(token_ids, vocab_size) or _bad_num_top(num_top, max_logprobs)
     return None if reason is None else EngineError(f"`score`: {reason}")
+
+
+def _bad_num_top(num_top: int, max_logprobs: int) -> str | None:
+    if 0 <= num_top <= max_logprobs:
+        return None
+    return f"alternatives per token must be in [0, {max_logprobs}] (the engine's `max_logprobs`), got {num_top}"
 
 
 def _bad_ids(token_ids: np.ndarray, vocab_size: int) -> str | None:

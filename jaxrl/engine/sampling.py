@@ -5,7 +5,7 @@ logprobs under the distribution that was sampled from, and a flag where rounding
 token's noise depends on nothing but its request's seed, its position and its id, so text does not depend on the slot or
 on the rest of the batch.
 
-Shape letters: S slots, V vocabulary.
+Shape letters: S slots, V vocabulary, K alternatives.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ class SamplingArrays(NamedTuple):
     """[S] float32 in [0, 1)."""
     seed_S2: jax.Array
     """[S, 2] uint32: low and high half of the 63-bit seed."""
+    num_top_S: jax.Array | None = None
+    """[S] int32 >= 0, how many alternatives the slot wants; None where no slot may want any."""
 
 
 class Sampled(NamedTuple):
@@ -45,9 +47,13 @@ class Sampled(NamedTuple):
     """[S] float32."""
     is_near_tie_S: jax.Array
     """[S] bool, True where the two best perturbed logits differ by less than `NEAR_TIE`."""
+    top_ids_SK: jax.Array
+    """[S, K] int32, the likeliest tokens before noise, best first; zeros when no slot wants any."""
+    top_logprobs_SK: jax.Array
+    """[S, K] float32, under the same distribution as `logprobs_S`; minus infinity for a token that truncation left out."""
 
 
-def sample_tokens(logits_SV: jax.Array, position_ids_S: jax.Array, sampling: SamplingArrays) -> Sampled:
+def sample_tokens(logits_SV: jax.Array, position_ids_S: jax.Array, sampling: SamplingArrays, *, num_top: int = 0) -> Sampled:
     """Sample one token per slot by the Gumbel-max rule.
 
     The logits are divided by the temperature, truncated by min-p, top-k and top-p in this order, and perturbed with
@@ -59,6 +65,7 @@ def sample_tokens(logits_SV: jax.Array, position_ids_S: jax.Array, sampling: Sam
       logits_SV: [S, V] float32.
       position_ids_S: [S] int32, absolute position of the token to be sampled.
       sampling: per-slot settings.
+      num_top: K, alternatives per token; they are looked for only while some slot's `num_top_S` asks for one.
 
     Returns:
       The tokens. A slot whose logits are not finite gets a logprob that is not finite.
@@ -89,8 +96,23 @@ def sample_tokens(logits_SV: jax.Array, position_ids_S: jax.Array, sampling: Sam
     token_ids_S = jnp.minimum(winners_SV.min(axis=1), num_tokens - 1)
     second_S = jnp.where(token_ids_SV == token_ids_S[:, None], -jnp.inf, perturbed_SV).max(axis=1)
     chosen_S = jnp.take_along_axis(scaled_SV, token_ids_S[:, None], axis=1)[:, 0]
-    logprobs_S = chosen_S - jax.nn.logsumexp(scaled_SV, axis=1)
-    return Sampled(token_ids_S, logprobs_S, best_S - second_S < NEAR_TIE)
+    normaliser_S = jax.nn.logsumexp(scaled_SV, axis=1)
+    top_ids_SK, top_logprobs_SK = _likeliest(scaled_SV, normaliser_S, sampling.num_top_S, min(num_top, num_tokens))
+    return Sampled(token_ids_S, chosen_S - normaliser_S, best_S - second_S < NEAR_TIE, top_ids_SK, top_logprobs_SK)
+
+
+def _likeliest(scaled_SV: jax.Array, normaliser_S: jax.Array, num_top_S: jax.Array | None, num_top: int) -> tuple[jax.Array, jax.Array]:
+    """Return ids and logprobs [S, num_top] of the likeliest tokens; zeros, at no cost, while no slot wants any."""
+    shape = (len(scaled_SV), num_top)
+    nothing = jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32)
+    if num_top == 0 or num_top_S is None:
+        return nothing
+
+    def look() -> tuple[jax.Array, jax.Array]:
+        values_SK, ids_SK = jax.lax.top_k(scaled_SV, num_top)
+        return ids_SK, values_SK - normaliser_S[:, None]
+
+    return jax.lax.cond((num_top_S > 0).any(), look, lambda: nothing)
 
 
 def gumbel_noise(seed_S2: jax.Array, position_ids_S: jax.Array, num_tokens: int) -> jax.Array:

@@ -16,7 +16,7 @@ from jaxrl.config.env import SamplingConfig
 from jaxrl.envs.base import Message, Reply
 from jaxrl.errors import EngineError, PromptTooLongError
 from jaxrl.inference.endpoint import FinishReason, GenerateRequest, Generation, TokenSampling, sampling_seed
-from jaxrl.inference.pool import PolicyPool
+from jaxrl.inference.pool import Pool
 from jaxrl.inference.rendering import RenderedTurn, Renderer, RenderState
 from jaxrl.types import Node, Rollout
 
@@ -30,7 +30,7 @@ class PolicySession:
     """The session of one rollout.
 
     Args:
-      pool: the policy.
+      pool: the policy, or the frozen model that answers in its place.
       renderer: messages to ids and back.
       rollout: where nodes are recorded; its draw index and member are part of every seed.
       sampling: how tokens are sampled, the same in every turn.
@@ -41,7 +41,7 @@ class PolicySession:
 
     def __init__(
         self,
-        pool: PolicyPool,
+        pool: Pool,
         renderer: Renderer,
         rollout: Rollout,
         sampling: SamplingConfig,

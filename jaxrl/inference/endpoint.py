@@ -14,6 +14,9 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
+NO_VERSION = -1
+"""In place of a policy version: nothing is served, or the tokens are those of a frozen model, which has none."""
+
 
 class FinishReason(StrEnum):
     """Why a generation ended."""
@@ -58,6 +61,8 @@ class GenerateRequest:
     """[P] int32, P >= 1."""
     sampling: TokenSampling
     """How its tokens are sampled."""
+    num_top_logprobs: int = 0
+    """Alternatives per sampled token to report; an endpoint that cannot refuses the request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +75,27 @@ class Generation:
     """[N] float32 under the distribution that was sampled from (after temperature and truncation); under that of
     temperature 1 where `temperature` is 0, since the logprob of a point mass says nothing."""
     versions: np.ndarray
-    """[N] int32, the policy version that sampled each token."""
+    """[N] int32, the policy version that sampled each token; `NO_VERSION` where a frozen model did."""
     finish_reason: FinishReason
     """Why it ended."""
+    top_ids: np.ndarray | None = None
+    """[N, K] int32, the likeliest tokens at each place, best first, K = `num_top_logprobs`; None if none were asked for."""
+    top_logprobs: np.ndarray | None = None
+    """[N, K] float32 of `top_ids`, under the distribution of `logprobs`; minus infinity for a token that truncation left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptScores:
+    """What a policy says of given tokens, each judged by those before it; index 0 is 0 throughout."""
+
+    logprobs: np.ndarray
+    """[L] float32."""
+    ranks: np.ndarray | None = None
+    """[L] int32, 1 for the likeliest token; None from an endpoint that does not tell."""
+    top_ids: np.ndarray | None = None
+    """[L, K] int32, the likeliest tokens, best first."""
+    top_logprobs: np.ndarray | None = None
+    """[L, K] float32 of `top_ids`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +105,15 @@ class EndpointHealth:
     is_ready: bool
     """True if it takes requests."""
     version: int
-    """The policy version that it serves; -1 if it does not answer."""
+    """The policy version that it serves; `NO_VERSION` if it does not answer, or serves a frozen model."""
     num_running: int = 0
     """Requests that are being decoded."""
     num_waiting: int = 0
     """Requests that wait for a place."""
     detail: dict[str, float] = field(default_factory=dict)
     """Whatever else it counts, by name."""
+    problem: str = ""
+    """Why it is not ready, for people; empty if it is, or does not say."""
 
 
 @runtime_checkable

@@ -11,15 +11,35 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 
 from jaxrl.errors import DeadlineError, EngineError, JaxrlError
-from jaxrl.inference.endpoint import Endpoint, EndpointHealth, GenerateRequest, Generation
+from jaxrl.inference.endpoint import NO_VERSION, Endpoint, EndpointHealth, GenerateRequest, Generation
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
+
+
+class Pool(Protocol):
+    """Whoever answers a session: the policy (`PolicyPool`), or a frozen model (`frozen.FrozenPool`)."""
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        """Continue a prompt; see `PolicyPool.generate` for what it raises."""
+        ...
+
+    async def score(self, token_ids: np.ndarray, temperature: float = 1.0) -> np.ndarray:
+        """Return [L] float32 logprobs of [L] tokens, each given those before it; index 0 is 0.0."""
+        ...
+
+    async def health(self) -> list[EndpointHealth]:
+        """Ask every endpoint; one that does not answer is reported as not ready."""
+        ...
+
+    async def close(self) -> None:
+        """Give back what the endpoints hold."""
+        ...
 
 
 class PolicyPool:
@@ -112,11 +132,7 @@ class PolicyPool:
 
     async def health(self) -> list[EndpointHealth]:
         """Ask every endpoint; one that does not answer is reported as not ready."""
-        answers = await asyncio.gather(*(endpoint.health() for endpoint in self._endpoints), return_exceptions=True)
-        for answer in answers:
-            if isinstance(answer, BaseException):
-                logger.warning("an endpoint of the policy pool does not answer `health`: %r", answer)
-        return [EndpointHealth(is_ready=False, version=-1) if isinstance(a, BaseException) else a for a in answers]
+        return await health_of_all(self._endpoints)
 
     async def close(self) -> None:
         """Close every endpoint, also when one of them fails to close; then raise the first failure."""
@@ -165,3 +181,15 @@ class PolicyPool:
                 ", ".join(sorted({holder for holder, _ in self._holders.values()})),
                 self._newest_asked,
             )
+
+
+async def health_of_all(endpoints: Sequence[Endpoint]) -> list[EndpointHealth]:
+    """Ask every endpoint at once; one that does not answer is reported as not ready, and logged."""
+    answers = await asyncio.gather(*(endpoint.health() for endpoint in endpoints), return_exceptions=True)
+    healths = []
+    for answer in answers:
+        if isinstance(answer, BaseException):
+            logger.warning("an endpoint does not answer `health`: %r", answer)
+            answer = EndpointHealth(is_ready=False, version=NO_VERSION, problem=repr(answer))
+        healths.append(answer)
+    return healths

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jaxrl.errors import EnvError, ModelLoadError
+from jaxrl.inference.hub import resolve_model_directory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -88,8 +89,9 @@ class Renderer:
         r"""Load the tokenizer, chat template and stop ids of a model directory.
 
         Args:
-          directory: a Hugging Face directory on this machine with tokenizer.json and a chat template;
-            generation_config.json and config.json are read where they exist.
+          directory: a Hugging Face directory on this machine with tokenizer.json and a chat template, or a name on the
+            hub (`org/name`, `org/name@revision`), from which no weights are fetched; generation_config.json and
+            config.json are read where they exist.
 
         Raises:
           ModelLoadError: a file, the chat template or a special token is missing, or the template ends an assistant
@@ -100,7 +102,7 @@ class Renderer:
           >>> renderer.open_turn(None, [{"role": "user", "content": "hi"}]).text
           '<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n'
         """
-        path = Path(directory)
+        path = resolve_model_directory(directory, "tokenizer")
         tokenizer = _load_tokenizer(path)
         try:
             chat_template = tokenizer.get_chat_template()
@@ -178,6 +180,10 @@ class Renderer:
         is_stopped = len(sampled_ids) > 0 and int(sampled_ids[-1]) in self.stop_ids
         return self.decode(sampled_ids[:-1] if is_stopped else sampled_ids)
 
+    def encode(self, text: str) -> np.ndarray:
+        """Return [n] int32 ids of a bare text, with the tokens that the tokenizer puts around one (such as bos)."""
+        return np.asarray(self._backend.encode(text, add_special_tokens=True).ids, np.int32)
+
     def decode(self, token_ids: Sequence[int] | np.ndarray) -> str:
         """Return the text of token ids, special tokens included; bytes that are no UTF-8 read as U+FFFD."""
         return self._backend.decode([int(token) for token in token_ids], skip_special_tokens=False)
@@ -243,11 +249,6 @@ class Renderer:
 
 
 def _load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
-    if not path.is_dir():
-        raise ModelLoadError(
-            f"`{path}` is not a directory on this machine (seen from {Path.cwd()}). Downloading from the Hugging Face hub is not available "
-            "yet: fetch the model with another tool and pass its directory"
-        )
     if not (path / "tokenizer.json").is_file():
         raise ModelLoadError(f"{path}: expected a Hugging Face directory with a tokenizer.json, found none; pass the model's directory")
     # Without torch, importing transformers logs that no model is available: true, and no concern of someone who wants a

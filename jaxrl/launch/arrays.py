@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+import functools
+import logging
+import time
+from collections.abc import Iterator
+from typing import Protocol
 
 from jax.sharding import Mesh
 
@@ -18,7 +22,9 @@ from jaxrl.engine.engine import Engine
 from jaxrl.errors import ConfigError
 from jaxrl.inference.rendering import Renderer
 from jaxrl.models import ModelSpec, load_pretrained
+from jaxrl.monitors.crash import START_UP, failing_in
 from jaxrl.trainer.checkpoint import Checkpointer
+from jaxrl.trainer.compiles import num_cache_hits, num_compiles
 from jaxrl.trainer.loop import ORCHESTRATOR_PART
 from jaxrl.trainer.state import TrainState
 from jaxrl.trainer.step import StepPrograms, build_programs
@@ -27,8 +33,14 @@ from jaxrl.weights.memory import WeightStore
 STOP_DEADLINE_S = 600.0
 """How long an orderly stop may take: the running step, a checkpoint, the device thread's last call."""
 
-Progress = Callable[[str, float, float], None]
-"""Called with a phase, how much of it is done, and how much there is."""
+logger = logging.getLogger(__name__)
+
+
+class Progress(Protocol):
+    """Shows how far a phase is."""
+
+    def __call__(self, phase: str, done: float, total: float, detail: str = "") -> None:
+        """Take a phase, how much of it is done and how much there is, and what is being done."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -43,6 +55,8 @@ class ArrayArm:
     start_step: int
     orchestrator_state: bytes | None
     """The orchestrator's part of the checkpoint that was restored; None for a new run."""
+    start_up: dict[str, float]
+    """What start-up took: `load_s, compile_s` seconds, `programs` made by this process, and `programs_from_cache` among them."""
 
 
 @contextlib.contextmanager
@@ -68,10 +82,16 @@ def array_arm(
     device.start()
     try:
         arm = device.run(_build_array_arm, config, renderer, mesh, progress, checkpointer, start_step, device, kind="engine")
-        device.attach_engine(arm.engine.has_work, arm.engine.tick)
+        device.attach_engine(arm.engine.has_work, functools.partial(_tick, arm.engine))
         yield arm
     finally:
-        device.stop(STOP_DEADLINE_S)
+        with failing_in("device thread"):
+            device.stop(STOP_DEADLINE_S)
+
+
+def _tick(engine: Engine) -> None:
+    with failing_in("engine"):
+        engine.tick()
 
 
 def _build_array_arm(
@@ -84,38 +104,73 @@ def _build_array_arm(
     device: DeviceThread,
 ) -> ArrayArm:
     """Runs on the device thread."""
-    trainer = config.trainer
+    num_programs, num_cached = num_compiles(), num_cache_hits()
+    started_s = time.monotonic()
+    with failing_in(f"{START_UP}: loading"):
+        programs, state, orchestrator_state = _load(config, mesh, progress, checkpointer, start_step)
+    loaded_s = time.monotonic()
+    version = start_step or 0
+    # While an evaluation holds the served version, the trainer may publish one more for each step that it may be behind.
+    num_versions = max(2, 1 + config.async_level)
+    model = programs.model
+    with failing_in(f"{START_UP}: compiling"):
+        compiling = _Compiling(progress)
+        store = WeightStore(model.spec, config.engine.dtype, num_versions=num_versions, device=mesh.devices.flat[0])
+        store.publish(version, state.params)
+        programs.compile(functools.partial(compiling.done, 0))
+        engine = Engine(model.spec, store.get(version), config.engine, version=version, decode_text=renderer.decode)
+        engine.warm_up(functools.partial(compiling.done, 1))
+    times = {"load_s": round(loaded_s - started_s, 3), "compile_s": round(time.monotonic() - loaded_s, 3)}
+    start_up = times | {"programs": num_compiles() - num_programs, "programs_from_cache": num_cache_hits() - num_cached}
+    words = "loaded in %(load_s).1f s; %(programs)d programs in %(compile_s).1f s, %(programs_from_cache)d of them from the compile cache"
+    logger.info(words, start_up)
+    return ArrayArm(device, programs, state, store, engine, version, orchestrator_state, start_up)
+
+
+def _load(
+    config: RunConfig, mesh: Mesh, progress: Progress, checkpointer: Checkpointer | None, start_step: int | None
+) -> tuple[StepPrograms, TrainState, bytes | None]:
+    """Return the trainer's programs and the state to start from: the model directory's, or a checkpoint's with the orchestrator's part."""
     progress("loading", 0, 1)
-    model, params = load_pretrained(config.orchestrator.model.name, param_dtype=trainer.param_dtype, mesh=mesh)
-    _check_fits(config, model.spec)
-    programs = build_programs(model, trainer, mesh, config.run.max_steps)
+    model, params = load_pretrained(
+        config.orchestrator.model.name,
+        param_dtype=config.trainer.param_dtype,
+        mesh=mesh,
+        on_progress=lambda done, total: progress("loading", min(done / total, 0.99), 1, f"weights {done / 2**20:,.0f} MiB"),
+    )
+    check_window(config.orchestrator.model.name, config.engine.max_model_len, model.spec)
+    programs = build_programs(model, config.trainer, mesh, config.run.max_steps)
     orchestrator_state = None
     if checkpointer is None or start_step is None:
         state = programs.init_state(params)
     else:
         del params
-        state, parts = checkpointer.restore(start_step, programs.abstract_state)
+        progress("loading", 0.99, 1, f"the checkpoint of step {start_step}")
+        with failing_in("checkpoint"):
+            state, parts = checkpointer.restore(start_step, programs.abstract_state)
         orchestrator_state = parts[ORCHESTRATOR_PART]
     progress("loading", 1, 1)
-
-    version = start_step or 0
-    # While an evaluation holds the served version, the trainer may publish one more for each step that it may be behind.
-    num_versions = max(2, 1 + config.async_level)
-    store = WeightStore(model.spec, config.engine.dtype, num_versions=num_versions, device=mesh.devices.flat[0])
-    store.publish(version, state.params)
-    progress("compiling", 0, 2)
-    programs.compile()
-    progress("compiling", 1, 2)
-    engine = Engine(model.spec, store.get(version), config.engine, version=version, decode_text=renderer.decode)
-    engine.warm_up(lambda _, done, total: progress("compiling", 1 + done / total, 2))
-    progress("compiling", 2, 2)
-    return ArrayArm(device, programs, state, store, engine, version, orchestrator_state)
+    return programs, state, orchestrator_state
 
 
-def _check_fits(config: RunConfig, spec: ModelSpec) -> None:
-    name = config.orchestrator.model.name
-    if config.engine.max_model_len > spec.max_position_embeddings:
-        raise ConfigError(
-            f"`inference.max_model_len`={config.engine.max_model_len} is beyond the {spec.max_position_embeddings} positions of {name}; "
-            "lower it"
-        )
+class _Compiling:
+    """Shows each program once it is compiled, and logs it with its seconds."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._since_s = time.monotonic()
+        progress("compiling", 0, 2)
+
+    def done(self, before: int, name: str, done: int, total: int) -> None:
+        """Take a program, the `done`th of `total` of its arm; `before` arms are through."""
+        now_s = time.monotonic()
+        logger.info("compiled %s in %.1f s", name, now_s - self._since_s)
+        self._progress("compiling", before + done / total, 2, f"{name} {now_s - self._since_s:.1f} s")
+        self._since_s = now_s
+
+
+def check_window(name: str, max_model_len: int, spec: ModelSpec) -> None:
+    """Raise a ConfigError if the engine's window is longer than the model's."""
+    if max_model_len > spec.max_position_embeddings:
+        positions = spec.max_position_embeddings
+        raise ConfigError(f"`inference.max_model_len`={max_model_len} is beyond the {positions} positions of {name}; lower it")

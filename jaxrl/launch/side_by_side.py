@@ -15,8 +15,9 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future
 
-from jaxrl.errors import DeadlineError
+from jaxrl.errors import DeadlineError, RunFailedError
 from jaxrl.launch.arrays import STOP_DEADLINE_S
+from jaxrl.monitors.crash import blame
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +65,31 @@ async def _settle(training: Future[None]) -> None:
     except TimeoutError as error:
         if not timer.expired():  # the trainer's own failure may itself be a timeout
             raise
-        raise DeadlineError(f"the trainer did not end within {STOP_DEADLINE_S:g} s after the orchestrator did") from error
+        late = DeadlineError(f"the trainer did not end within {STOP_DEADLINE_S:g} s after the orchestrator did")
+        raise blame(late, "trainer") from error
+
+
+@contextlib.contextmanager
+def ended_by_sigterm(write_report: Callable[[BaseException], object], abandon: Callable[[], None]) -> Iterator[None]:
+    """Let SIGTERM end the process at once, as it would anyway, but with a report: there is nothing yet that an orderly stop could save.
+
+    Inside the block `ctrl_c` may take the signal over for a while.
+    """
+
+    def end(number: int, frame: object) -> None:
+        del number, frame
+        write_report(RunFailedError("the process was told to end (SIGTERM) before training began or after it ended"))
+        abandon()
+        os._exit(128 + signal.SIGTERM)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextlib.contextmanager
@@ -85,6 +110,7 @@ def ctrl_c(request_stop: Callable[[], None], say: Callable[[str], None], abandon
     # Signals can be handled in the main thread only; a run inside another program's thread goes without.
     is_main = threading.current_thread() is threading.main_thread()
     signals = (signal.SIGINT, signal.SIGTERM) if is_main else ()
+    before = signal.getsignal(signal.SIGTERM)
     for number in signals:
         loop.add_signal_handler(number, stop)
     try:
@@ -92,3 +118,5 @@ def ctrl_c(request_stop: Callable[[], None], say: Callable[[str], None], abandon
     finally:
         for number in signals:
             loop.remove_signal_handler(number)
+        if is_main and before is not None:
+            signal.signal(signal.SIGTERM, before)

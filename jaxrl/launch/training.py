@@ -14,10 +14,12 @@ import dataclasses
 import functools
 import gc
 import logging
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import jax
+from jax.sharding import Mesh
 
 from jaxrl.batching import pack
 from jaxrl.config.env import EnvBase, env_name
@@ -25,15 +27,19 @@ from jaxrl.config.run import RunConfig
 from jaxrl.engine.client import EmbeddedEndpoint
 from jaxrl.envs.base import Environment
 from jaxrl.envs.build import build_environment, require_disjoint_questions
-from jaxrl.errors import ConfigError
+from jaxrl.errors import ConfigError, ModelLoadError, RunFailedError
 from jaxrl.evals.harness import EnvEvalHarness
 from jaxrl.inference.pool import PolicyPool
 from jaxrl.inference.rendering import Renderer
 from jaxrl.launch.arrays import ArrayArm, array_arm
-from jaxrl.launch.side_by_side import ctrl_c, in_thread, side_by_side
+from jaxrl.launch.compile_cache import use_compile_cache
+from jaxrl.launch.side_by_side import ctrl_c, ended_by_sigterm, in_thread, side_by_side
 from jaxrl.models import build_mesh
 from jaxrl.monitors import MonitorSet
-from jaxrl.monitors.folder import check_run_folder, logging_to, only_writer, resume_command, write_config
+from jaxrl.monitors.crash import CrashReporter, failing_in
+from jaxrl.monitors.folder import check_run_folder, only_writer, resume_command, write_config
+from jaxrl.monitors.logs import Redactor, RunLog, logging_to, secrets_in
+from jaxrl.monitors.terminal import EngineMeter
 from jaxrl.orchestrator.algo import build_algorithm
 from jaxrl.orchestrator.orchestrator import Orchestrator
 from jaxrl.orchestrator.ports import Evaluate
@@ -94,24 +100,26 @@ def launch(
     if start_step is not None and start_step == config.run.max_steps:
         logger.warning("%s already is at step %d of %d; `--run.max_steps N` goes on from there", run_dir, start_step, start_step)
         return Outcome(run_dir, start_step, is_complete=True)
-    with only_writer(run_dir), logging_to(run_dir / "logs"), contextlib.ExitStack() as stack:
+    redactor = Redactor(secrets_in(os.environ))
+    with only_writer(run_dir), logging_to(run_dir / "logs", redactor) as log, contextlib.ExitStack() as stack:
         if start_step is None:
             write_config(config)
         logger.info("run %r: steps %d to %d on %s", config.run.name, (start_step or 0) + 1, config.run.max_steps, mesh.devices.flat[0])
-        monitors = MonitorSet(
-            run_dir,
-            config.monitors,
-            name=config.run.name,
-            max_steps=config.run.max_steps,
-            resume_step=start_step,
-            devices=[str(device) for device in mesh.devices.flat],
-        )
+        crash = CrashReporter(run_dir, log, checkpointer.latest_complete)
+        stack.enter_context(crash.reporting(ConfigError, ModelLoadError))
+        monitors = _open_monitors(config, log, start_step, mesh)
         stack.callback(monitors.close)
+        stack.enter_context(ended_by_sigterm(crash.write, monitors.abandon))
+        cache = use_compile_cache(config.run)
         arm = stack.enter_context(array_arm(config, renderer, mesh, monitors.progress, checkpointer, start_step))
+        monitors.note(start_up=arm.start_up | {"compile_cache": None if cache is None else str(cache)})
         monitors.status("")
+        monitors.meter("engine", EngineMeter(arm.engine.stats))
+        crash.watch("device thread", arm.device.describe)
+        crash.watch("engine", arm.engine.describe)
         stack.enter_context(_start_up_is_permanent())
-        stack.enter_context(_saying_how_to_resume(checkpointer, run_dir))
-        done = asyncio.run(_train(config, arm, checkpointer, renderer, train, heldout, monitors, stop_after))
+        with failing_in("orchestrator"):
+            done = asyncio.run(_train(config, arm, checkpointer, renderer, train, heldout, monitors, crash, stop_after))
         logger.info("done: step %d of %d", done, config.run.max_steps)
         monitors.close()
         if done < config.run.max_steps:
@@ -119,6 +127,20 @@ def launch(
             further = f"resume with: {resume_command(run_dir)}" if done else anew
             logger.warning("stopped after step %d; %s", done, further)
     return Outcome(run_dir, done, is_complete=done >= config.run.max_steps)
+
+
+def _open_monitors(config: RunConfig, log: RunLog, start_step: int | None, mesh: Mesh) -> MonitorSet:
+    with failing_in("monitors"):
+        return MonitorSet(
+            config.run_dir,
+            config.monitors,
+            name=config.run.name,
+            max_steps=config.run.max_steps,
+            resume_step=start_step,
+            devices=[str(device) for device in mesh.devices.flat],
+            run_config=config.model_dump(mode="json"),
+            log=log,
+        )
 
 
 def refuse_many_processes() -> None:
@@ -152,6 +174,7 @@ async def _train(
     train: Sequence[Environment],
     heldout: Sequence[Environment],
     monitors: MonitorSet,
+    crash: CrashReporter,
     stop_after: int | None,
 ) -> int:
     """Run both arms side by side and return how many steps are done."""
@@ -202,8 +225,17 @@ async def _train(
         max_steps=last_step,
         start_step=arm.start_step,
         batch_deadline_s=BATCH_DEADLINE_S,
+        progress=monitors.progress,
     )
-    with ctrl_c(orchestrator.request_stop, monitors.status, monitors.abandon):
+    crash.watch("orchestrator", orchestrator.describe)
+    crash.watch("trainer", lambda: f"{trainer.step} of {last_step} steps done")
+    crash.watch("policy", lambda: f"version {pool.version} is served")
+
+    def abandon() -> None:
+        crash.write(RunFailedError("the process was told to end a second time before the orderly stop was through"))
+        monitors.abandon()
+
+    with ctrl_c(orchestrator.request_stop, monitors.status, abandon):
         try:
             await side_by_side(orchestrator.run(), in_thread(trainer.run, "trainer"))
         finally:
@@ -222,22 +254,23 @@ def _train_env(
 ) -> TrainEnv:
     """Give an environment its task sampler, its sampler and its algorithm."""
     settings = config.orchestrator
-    return TrainEnv(
-        name=env_name(env_config),
-        ratio=env_config.ratio,
-        tasks=build_task_sampler(env_config.tasks, env.tasks(), rng_seed=config.run.seed + index),
-        sampler=Sampler(
-            env,
-            pool,
-            renderer,
-            settings.sampling_of(env_config),
-            run_seed=config.run.seed,
-            window=config.engine.max_model_len,
-            rollout_deadline_s=env_config.rollout_deadline_s,
-            places=places,
-        ),
-        algorithm=build_algorithm(settings.algo_of(env_config), pool),
-    )
+    with failing_in(f"environment {env_name(env_config)!r}"):
+        return TrainEnv(
+            name=env_name(env_config),
+            ratio=env_config.ratio,
+            tasks=build_task_sampler(env_config.tasks, env.tasks(), rng_seed=config.run.seed + index),
+            sampler=Sampler(
+                env,
+                pool,
+                renderer,
+                settings.sampling_of(env_config),
+                run_seed=config.run.seed,
+                window=config.engine.max_model_len,
+                rollout_deadline_s=env_config.rollout_deadline_s,
+                places=places,
+            ),
+            algorithm=build_algorithm(settings.algo_of(env_config), pool),
+        )
 
 
 def _evaluate(
@@ -263,8 +296,9 @@ def _evaluate(
     ]
 
     async def evaluate(step: int, version: int) -> None:
-        for harness in harnesses:
-            result = await harness.run(step)
+        for env, harness in zip(heldout, harnesses, strict=True):
+            with failing_in(f"environment {env.name!r}"):
+                result = await harness.run(step)
             scores = result.scores | {"policy_version": float(version)}
             await asyncio.to_thread(monitors.log_eval, step, result.env_name, scores, result.rows)
             logger.info("evaluation of %r at step %d: %s", result.env_name, step, scores)
@@ -283,17 +317,6 @@ def _step_to_resume(checkpointer: Checkpointer, max_steps: int) -> int:
     if step > max_steps:
         raise ConfigError(f"the run is at step {step} already, beyond `run.max_steps`={max_steps}; raise it to go on")
     return step
-
-
-@contextlib.contextmanager
-def _saying_how_to_resume(checkpointer: Checkpointer, run_dir: Path) -> Iterator[None]:
-    """Log what is saved when training fails."""
-    try:
-        yield
-    except Exception:
-        if (step := checkpointer.latest_complete()) is not None:
-            logger.warning("the run failed; step %d is saved; resume with: %s", step, resume_command(run_dir))
-        raise
 
 
 @contextlib.contextmanager

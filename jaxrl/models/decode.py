@@ -12,9 +12,9 @@ projection, I its inputs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import chex
 import jax
@@ -22,6 +22,8 @@ import jax.numpy as jnp
 
 from jaxrl.models.layers import apply_rope, rms_norm, rope_tables
 from jaxrl.models.spec import ModelSpec
+
+T = TypeVar("T")
 
 MASKED = -1e30
 """Attention score of a column that may not be seen: finite, so that a row without any visible column cannot make a
@@ -57,6 +59,19 @@ class LayerKV(NamedTuple):
     """[N, K, W, E]."""
     values: jax.Array
     """[N, K, W, E]."""
+
+
+class TokenScores(NamedTuple):
+    """What the policy says of given tokens, each judged by those before it."""
+
+    logprobs: jax.Array
+    """[R, T] float32."""
+    ranks: jax.Array
+    """[R, T] int32, 1 for the likeliest."""
+    top_ids: jax.Array
+    """[R, T, num_top] int32, the likeliest tokens, best first."""
+    top_logprobs: jax.Array
+    """[R, T, num_top] float32."""
 
 
 KVCache = list[LayerKV]
@@ -161,7 +176,7 @@ def decode_step(
     window = cache[0].keys.shape[2]
     slots_S = jnp.arange(token_ids_S.shape[0])
     is_visible_SW = jnp.arange(window)[None, :] <= position_ids_S[:, None]
-    rope = rope_tables(position_ids_S[:, None], spec.head_dim, spec.rope_theta)
+    rope = rope_tables(position_ids_S[:, None], spec.head_dim, spec.rope_theta, spec.rope_scaling)
     x_SD = params.embed_VD[token_ids_S]
     new_cache: KVCache = []
     for weights, layer_kv in zip(params.layers, cache, strict=True):
@@ -189,20 +204,63 @@ def score(params: DecodeParams, token_ids_RT: jax.Array, temperatures_R: jax.Arr
     Returns:
       [R, T] float32, index t speaks of token t given those before it; index 0 is 0.0.
     """
+
+    def logprobs(logits_TV: jax.Array, chosen_T: jax.Array) -> jax.Array:
+        return chosen_T - jax.nn.logsumexp(logits_TV, axis=1)
+
+    return _score_rows(params, token_ids_RT, temperatures_R, logprobs, spec)
+
+
+def score_with_top(
+    params: DecodeParams, token_ids_RT: jax.Array, temperatures_R: jax.Array, wants_top: jax.Array, *, spec: ModelSpec, num_top: int
+) -> TokenScores:
+    """Do what `score` does, and if `wants_top` also say what was likelier at each place.
+
+    Args:
+      params: the policy.
+      token_ids_RT: [R, T] int32, right-padded; position 0 first.
+      temperatures_R: [R] float32, > 0.
+      wants_top: bool; False leaves ranks and alternatives at 0 and costs nothing.
+      spec: the architecture.
+      num_top: K >= 1.
+
+    Returns:
+      Logprobs, ranks and alternatives; index 0 of each row is 0.
+    """
+    num_top = min(num_top, spec.vocab_size)
+
+    def look(logits_TV: jax.Array, chosen_T: jax.Array) -> TokenScores:
+        normaliser_T = jax.nn.logsumexp(logits_TV, axis=1)
+
+        def alternatives() -> tuple[jax.Array, jax.Array, jax.Array]:
+            values_TK, ids_TK = jax.lax.top_k(logits_TV, num_top)
+            rank_T = 1 + (logits_TV > chosen_T[:, None]).sum(axis=1, dtype=jnp.int32)
+            return rank_T, ids_TK, values_TK - normaliser_T[:, None]
+
+        shape = (len(chosen_T), num_top)
+        nothing = jnp.zeros(shape[:1], jnp.int32), jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32)
+        return TokenScores(chosen_T - normaliser_T, *jax.lax.cond(wants_top, alternatives, lambda: nothing))
+
+    return _score_rows(params, token_ids_RT, temperatures_R, look, spec)
+
+
+def _score_rows(
+    params: DecodeParams, token_ids_RT: jax.Array, temperatures_R: jax.Array, of_row: Callable[[jax.Array, jax.Array], T], spec: ModelSpec
+) -> T:
+    """Apply `of_row` to the tempered logits [T-1, V] of each row and those of its own tokens [T-1]; put a 0 before each result."""
     chex.assert_rank([token_ids_RT, temperatures_R], [2, 1])
     chex.assert_type([token_ids_RT, temperatures_R], [int, float])
     chex.assert_equal(token_ids_RT.shape[0], temperatures_R.shape[0])
     hidden_RTD = _run_rows(params, token_ids_RT, spec)[0]
 
-    def score_row(row: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
+    def score_row(row: tuple[jax.Array, jax.Array, jax.Array]) -> T:
         hidden_TD, token_ids_T, temperature = row
         logits_TV = _logits(params, hidden_TD, spec)[:-1] / temperature
-        chosen_T = jnp.take_along_axis(logits_TV, token_ids_T[1:, None], axis=1)[:, 0]
-        return chosen_T - jax.nn.logsumexp(logits_TV, axis=1)
+        return of_row(logits_TV, jnp.take_along_axis(logits_TV, token_ids_T[1:, None], axis=1)[:, 0])
 
     # One row of logits at a time: [R, T, V] float32 would be the largest array of the process.
-    tail_RT = jax.lax.map(score_row, (hidden_RTD, token_ids_RT, temperatures_R))
-    return jnp.pad(tail_RT, ((0, 0), (1, 0)))
+    tails = jax.lax.map(score_row, (hidden_RTD, token_ids_RT, temperatures_R))
+    return jax.tree.map(lambda tail: jnp.pad(tail, ((0, 0), (1, 0)) + ((0, 0),) * (tail.ndim - 2)), tails)
 
 
 def _run_rows(params: DecodeParams, token_ids_RT: jax.Array, spec: ModelSpec) -> tuple[jax.Array, KVCache]:
@@ -210,7 +268,7 @@ def _run_rows(params: DecodeParams, token_ids_RT: jax.Array, spec: ModelSpec) ->
     chex.assert_rank(token_ids_RT, 2)
     chex.assert_type(token_ids_RT, int)
     rows, length = token_ids_RT.shape
-    rope = rope_tables(jnp.broadcast_to(jnp.arange(length)[None], (rows, length)), spec.head_dim, spec.rope_theta)
+    rope = rope_tables(jnp.broadcast_to(jnp.arange(length)[None], (rows, length)), spec.head_dim, spec.rope_theta, spec.rope_scaling)
     is_visible_TT = jnp.tril(jnp.ones((length, length), bool))
     # Tokens flattened to one axis: a two-dimensional matmul is what XLA's CPU backend runs fastest.
     x_ND = params.embed_VD[token_ids_RT.reshape(-1)]

@@ -40,7 +40,8 @@ class Family:
     has_attention_bias: bool
     """The query, key and value projections add a bias."""
     config_defaults: Mapping[str, Any]
-    """Value that a key absent from config.json stands for."""
+    """Value that a key absent from config.json stands for. An absent `head_dim` without one means `hidden_size /
+    num_attention_heads`, an absent `num_key_value_heads` as many as query heads."""
     fixed_config: Mapping[str, Any]
     """Keys that change the network in ways this package does not build, with the only value it accepts (absent is
     accepted)."""

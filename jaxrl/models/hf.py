@@ -2,93 +2,97 @@
 
 One name table per family (`Family.names`) serves loading and saving. Loading reads each device's slice of each tensor
 straight from the memory-mapped files, so host memory never holds more than one leaf's shard. Anything that does not
-match is an error that names it. Nothing is downloaded, and tokenizers are only copied, never read.
+match is an error that names it. Files of the hub come through `inference.hub`; tokenizers are only copied, never read.
 """
 
 from __future__ import annotations
 
+import functools
 import json
+import math
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
 from jaxrl.errors import ModelLoadError
+from jaxrl.inference.hub import CONFIG_FILE, TOKENIZER_FILES, resolve_model_directory
 from jaxrl.models.family import LAYER, NameRule
 from jaxrl.models.spec import FAMILIES, ModelSpec
 from jaxrl.models.transformer import Model, Params, build_model
 
-CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "chat_template.jinja",
-    "generation_config.json",
-)
-"""Files that travel with the weights when a model is saved; generation_config.json holds the stop ids that servers
-read."""
 _TOKEN_ID_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id")
-_FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
+_DTYPE_NAMES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+"""Floating-point dtypes under the names that safetensors files give them."""
 _HEAD_PATH, _EMBED_PATH = "lm_head/weight", "embed/weight"
 
 
 def load_spec(path: str | os.PathLike[str]) -> ModelSpec:
-    """Read the shape of the model in a Hugging Face directory, without its weights.
+    """Read the shape of a Hugging Face model, without its weights.
+
+    Args:
+      path: a directory, or a name on the hub (`org/name`, `org/name@revision`), from which only config.json is fetched.
 
     Raises:
-      ModelLoadError: `path` is no such directory, or the family is not built.
+      ModelLoadError: `path` is neither, or the family is not built.
     """
-    return ModelSpec.from_hf(_read_json(_model_directory(path) / CONFIG_FILE))
+    return ModelSpec.from_hf(_read_json(_model_directory(path, "config") / CONFIG_FILE))
 
 
 def load_pretrained(
-    path: str | os.PathLike[str], *, param_dtype: jax.typing.DTypeLike = "float32", mesh: Mesh | None = None
+    path: str | os.PathLike[str],
+    *,
+    param_dtype: jax.typing.DTypeLike = "float32",
+    mesh: Mesh | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
 ) -> tuple[Model, Params]:
-    """Load a Hugging Face directory.
+    """Load a Hugging Face model.
 
     Args:
-      path: directory with config.json and either model.safetensors or shards with model.safetensors.index.json.
+      path: directory with config.json and either model.safetensors or shards with model.safetensors.index.json; or a name
+        on the hub (`org/name`, `org/name@revision`), whose weights are fetched into the hub client's cache first.
       param_dtype: dtype of every parameter; the files may hold float16, bfloat16, float32 or float64.
       mesh: from `build_mesh`; each device reads only its own slices. None loads onto the default device.
+      on_progress: called with the bytes of the parameters loaded so far and of all of them, after each parameter.
 
     Returns:
       (model, params); `params` is drawn in `Model`.
 
     Raises:
-      ModelLoadError: `path` is not such a directory, the family is not built, a file is missing or damaged, or the
-        tensors are not exactly those of the model by name, shape or kind of dtype.
+      ModelLoadError: `path` is neither, the family is not built, a file is missing or damaged, or the tensors are not
+        exactly those of the model by name, shape or kind of dtype.
       ConfigError: the mesh does not divide the model.
 
     Example:
-      >>> model, params = load_pretrained("Qwen/Qwen3-0.6B")  # doctest: +IGNORE_EXCEPTION_DETAIL
-      Traceback (most recent call last):
-      jaxrl.errors.ModelLoadError: `Qwen/Qwen3-0.6B` is not a directory ...
+      >>> model, params = load_pretrained("configs/quickstart/start_model")
+      >>> model.spec.num_params
+      656448
     """
-    directory = _model_directory(path)
+    directory = _model_directory(path, "weights")
     spec = ModelSpec.from_hf(_read_json(directory / CONFIG_FILE))
     model = build_model(spec, mesh)
     abstract = model.abstract_params(param_dtype)
     with _open_weights(directory) as weights:
         leaves = {leaf_path: _Leaf(_rule(spec, leaf_path), struct) for leaf_path, struct in _flatten(abstract).items()}
         _check_tensors(spec, leaves, weights, directory)
-        flat = {leaf_path: leaf.load(weights) for leaf_path, leaf in leaves.items()}
+        total, done = sum(leaf.num_bytes for leaf in leaves.values()), 0
+        flat: dict[str, jax.Array] = {}
+        for leaf_path, leaf in leaves.items():
+            flat[leaf_path] = leaf.load(weights)
+            done += leaf.num_bytes
+            if on_progress is not None:
+                on_progress(done, total)
     return model, _unflatten(flat)
 
 
@@ -99,17 +103,21 @@ def save_pretrained(
     *,
     tokenizer_dir: str | os.PathLike[str] | None = None,
     dtype: str = "float32",
+    max_shard_bytes: int = 5_000_000_000,
 ) -> None:
-    """Write config.json, model.safetensors and tokenizer files, as transformers, vLLM and `load_pretrained` read them.
+    """Write config.json, weights and tokenizer files, as transformers, vLLM and `load_pretrained` read them.
 
-    The directory appears whole or not at all: it is written under another name beside its place, then renamed.
+    The directory appears whole or not at all: it is written under another name beside its place, then renamed. Tensors
+    are written one after another, so the host holds one at a time: a layer's kernel or the embedding.
 
     Args:
       model: describes `params`.
       params: the dict drawn in `Model`; every shard must be addressable from this process.
       directory: must not exist, or be empty.
-      tokenizer_dir: where `TOKENIZER_FILES` are copied from, and the token ids of its config.json; None copies nothing.
-      dtype: precision of the written weights, `"float32"`, `"bfloat16"` or `"float16"`.
+      tokenizer_dir: directory or hub name that the tokenizer's files are copied from, and the token ids of its
+        config.json; None copies nothing.
+      dtype: precision of the written weights, `"float32"`, `"bfloat16"` or `"float16"`; rounded to nearest, ties to even.
+      max_shard_bytes: weights above this are split over several files with an index; a tensor is never split. > 0.
 
     Raises:
       ModelLoadError: `directory` is in use, or `tokenizer_dir` holds no tokenizer.
@@ -125,10 +133,10 @@ def save_pretrained(
     try:
         config = model.spec.to_hf(dtype)
         if tokenizer_dir is not None:
-            config |= _copy_tokenizer(Path(tokenizer_dir), partial)
+            config |= _copy_tokenizer(resolve_model_directory(tokenizer_dir, "tokenizer"), partial)
         (partial / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n")
-        save_file(_hf_tensors(model.spec, params, dtype), partial / WEIGHTS_FILE, metadata={"format": "pt"})
-        for file in (partial / CONFIG_FILE, partial / WEIGHTS_FILE):
+        _write_weights(partial, _hf_tensors(model.spec, params, np.dtype(dtype)), max_shard_bytes)
+        for file in partial.iterdir():
             with file.open("rb") as handle:
                 os.fsync(handle.fileno())
         partial.replace(target)
@@ -159,6 +167,10 @@ class _Leaf:
 
     rule: NameRule
     struct: jax.ShapeDtypeStruct
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.struct.shape) * self.struct.dtype.itemsize
 
     @property
     def is_stacked(self) -> bool:
@@ -203,14 +215,10 @@ class _Leaf:
         return tensor.T if is_transposed else tensor
 
 
-def _model_directory(path: str | os.PathLike[str]) -> Path:
-    directory = Path(path).expanduser()
+def _model_directory(path: str | os.PathLike[str], files: Literal["config", "weights"]) -> Path:
+    directory = resolve_model_directory(path, files)
     if not directory.is_dir():
-        came = "is a file, not a directory" if directory.exists() else "is not a directory on this machine"
-        raise ModelLoadError(
-            f"`{path}` {came}. Downloading from the Hugging Face hub is not available yet: fetch the model with another tool and "
-            f"pass the directory that holds its {CONFIG_FILE}, safetensors and tokenizer files."
-        )
+        raise ModelLoadError(f"`{path}` is a file, not a directory. Pass the directory that holds its {CONFIG_FILE}.")
     if not (directory / CONFIG_FILE).is_file():
         raise ModelLoadError(
             f"`{directory}` has no {CONFIG_FILE}, so it is not a Hugging Face model directory. Pass the directory that holds it"
@@ -304,7 +312,7 @@ def _check_tensors(spec: ModelSpec, leaves: dict[str, _Leaf], weights: _Weights,
             f"Tensors in `{directory}` do not have the shapes that its {CONFIG_FILE} describes: {'; '.join(wrong_shapes)}. Get a "
             f"{CONFIG_FILE} and weights that belong together."
         )
-    wrong_dtypes = [f"{name} is {weights.dtype(name)}" for name in owners if weights.dtype(name) not in _FLOAT_DTYPES]
+    wrong_dtypes = [f"{name} is {weights.dtype(name)}" for name in owners if weights.dtype(name) not in _DTYPE_NAMES.values()]
     if wrong_dtypes:
         raise ModelLoadError(
             f"Tensors in `{directory}` are not floating point of 16 bits or more: {', '.join(wrong_dtypes)}. Quantised weights are "
@@ -324,14 +332,73 @@ def _check_tied_head(embedding: str, head: str, weights: _Weights, directory: Pa
         )
 
 
-def _hf_tensors(spec: ModelSpec, params: Params, dtype: str) -> dict[str, np.ndarray]:
-    tensors = {}
+@dataclass(frozen=True)
+class _Tensor:
+    """One tensor of a checkpoint that is written; its numbers are fetched when its turn comes."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    fetch: Callable[[], np.ndarray]
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def _hf_tensors(spec: ModelSpec, params: Params, dtype: np.dtype) -> list[_Tensor]:
+    """The tensors of a checkpoint in the order of their names, so that the tensors of a layer stand together."""
+    tensors = []
     for leaf_path, array in _flatten(params).items():
         leaf = _Leaf(_rule(spec, leaf_path), jax.ShapeDtypeStruct(array.shape, array.dtype))
-        host = np.asarray(array).astype(jnp.dtype(dtype), copy=False)
-        for name, tensor in zip(leaf.hf_names, host if leaf.is_stacked else [host], strict=True):
-            tensors[name] = np.ascontiguousarray(tensor.T if leaf.rule.transform == "transpose" else tensor)
-    return tensors
+        for layer, name in enumerate(leaf.hf_names):
+            index = layer if leaf.is_stacked else ...
+            tensors.append(_Tensor(name, leaf.hf_shape, dtype, functools.partial(_to_host, array, index, leaf.rule.transform, dtype)))
+    return sorted(tensors, key=lambda tensor: tensor.name)
+
+
+def _to_host(array: jax.Array, index: Any, transform: str, dtype: np.dtype) -> np.ndarray:
+    # Indexed on the device: only this layer crosses to the host.
+    tensor = np.asarray(array[index]).astype(dtype, copy=False)
+    return np.ascontiguousarray(tensor.T if transform == "transpose" else tensor)
+
+
+def _write_weights(directory: Path, tensors: list[_Tensor], max_shard_bytes: int) -> None:
+    assert max_shard_bytes > 0, f"`max_shard_bytes` must be positive, not {max_shard_bytes}"
+    shards: list[list[_Tensor]] = [[]]
+    for tensor in tensors:
+        if shards[-1] and sum(other.num_bytes for other in shards[-1]) + tensor.num_bytes > max_shard_bytes:
+            shards.append([])
+        shards[-1].append(tensor)
+    if len(shards) == 1:
+        _write_safetensors(directory / WEIGHTS_FILE, tensors)
+        return
+    weight_map = {}
+    for number, shard in enumerate(shards, start=1):
+        name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        _write_safetensors(directory / name, shard)
+        weight_map |= dict.fromkeys((tensor.name for tensor in shard), name)
+    index = {"metadata": {"total_size": sum(tensor.num_bytes for tensor in tensors)}, "weight_map": weight_map}
+    (directory / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n")
+
+
+def _write_safetensors(file: Path, tensors: list[_Tensor]) -> None:
+    """Write one safetensors file without holding it: the package's own writer takes all its tensors at once.
+
+    Reference: https://github.com/huggingface/safetensors, "Format": the header's length as 8 little-endian bytes, the
+      header as JSON padded with spaces, the tensors' bytes.
+    """
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for tensor in tensors:
+        start, end = end, end + tensor.num_bytes
+        header[tensor.name] = {"dtype": _DTYPE_NAMES[tensor.dtype.name], "shape": tensor.shape, "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with file.open("wb") as handle:
+        handle.write(len(text).to_bytes(8, "little") + text)
+        for tensor in tensors:
+            handle.write(tensor.fetch().view(np.uint8).data)
 
 
 def _copy_tokenizer(source: Path, target: Path) -> dict[str, Any]:

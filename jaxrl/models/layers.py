@@ -11,10 +11,12 @@ from __future__ import annotations
 import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
 from jaxrl.models.mesh import pin
+from jaxrl.models.spec import RopeScaling
 
 INIT_STD = 0.02
 """Standard deviation of freshly drawn weights."""
@@ -48,15 +50,47 @@ def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
     return (x32 * inverse_rms * weight).astype(x.dtype)
 
 
-def rope_tables(position_ids_BT: jax.Array, head_dim: int, theta: float) -> tuple[jax.Array, jax.Array]:
-    """Cosines and sines of the rotary embedding at given positions.
+def rope_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None = None) -> np.ndarray:
+    """Angle per position of each rotated pair.
 
-    Angle of pair i at position p: p * theta^(-2i / head_dim).
+    Without scaling, pair i turns by f_i = theta^(-2i / head_dim) per position, a wavelength of w_i = 2 pi / f_i positions.
+    With Llama 3's scaling, L0 the length of first training and s = clip((L0 / w_i - low) / (high - low), 0, 1), it turns by
+    s * f_i + (1 - s) * f_i / factor: short wavelengths (below L0 / high) are kept, long ones (above L0 / low) stretched by
+    `factor`, those between are blended.
+
+    Args:
+      head_dim: width of a head; even.
+      theta: base of the wavelengths.
+      scaling: None for none.
+
+    Returns:
+      [head_dim / 2] float32.
+
+    Example:
+      >>> rope_frequencies(4, 100.0).tolist()
+      [1.0, 0.10000000149011612]
+
+    Reference: Su et al. 2021, RoFormer, https://arxiv.org/abs/2104.09864, section 3.2.2; the scaling is Llama 3.1's, as
+      published with its weights: https://github.com/meta-llama/llama-models, models/llama3/model.py, `apply_scaling`.
+    """
+    # In numpy: the numbers are fixed before any program is traced, so every program turns by the same angles.
+    frequencies = theta ** (-np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
+    if scaling is not None:
+        wavelengths_per_length = scaling.original_max_position_embeddings * frequencies / (2 * np.pi)
+        span = scaling.high_freq_factor - scaling.low_freq_factor
+        kept = np.clip((wavelengths_per_length - scaling.low_freq_factor) / span, 0.0, 1.0)
+        frequencies = kept * frequencies + (1.0 - kept) * frequencies / scaling.factor
+    return frequencies.astype(np.float32)
+
+
+def rope_tables(position_ids_BT: jax.Array, head_dim: int, theta: float, scaling: RopeScaling | None = None) -> tuple[jax.Array, jax.Array]:
+    """Cosines and sines of the rotary embedding at given positions: of p times the pair's `rope_frequencies`.
 
     Args:
       position_ids_BT: [B, T] int, position of each token inside its own sequence.
       head_dim: width of a head; even.
       theta: base of the wavelengths.
+      scaling: None for none.
 
     Returns:
       (cos, sin), each [B, T, head_dim / 2] float32.
@@ -65,7 +99,7 @@ def rope_tables(position_ids_BT: jax.Array, head_dim: int, theta: float) -> tupl
     """
     chex.assert_rank(position_ids_BT, 2)
     chex.assert_type(position_ids_BT, int)
-    frequencies = theta ** (-jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim)
+    frequencies = jnp.asarray(rope_frequencies(head_dim, theta, scaling))
     angles = position_ids_BT.astype(jnp.float32)[:, :, None] * frequencies[None, None, :]
     return jnp.cos(angles), jnp.sin(angles)
 

@@ -78,7 +78,7 @@ def build_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) 
       ('data', 'fsdp', 'tensor')
     """
     devices = jax.devices() if devices is None else list(devices)
-    shape = (config.data, config.fsdp, config.tensor)
+    shape = tuple(config.shape[axis] for axis in MESH_AXES)
     if config.num_devices != len(devices):
         raise ConfigError(
             f"`trainer.mesh` asks for data={config.data} x fsdp={config.fsdp} x tensor={config.tensor} = {config.num_devices} "
@@ -88,18 +88,39 @@ def build_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) 
     return jax.make_mesh(shape, MESH_AXES, axis_types=(AxisType.Auto,) * len(shape), devices=devices)
 
 
-def check_model_fits(spec: ModelSpec, mesh: Mesh) -> None:
-    """Refuse a mesh whose tensor axis would cut a head in two.
+def check_model_fits(spec: ModelSpec, mesh: Mesh | MeshConfig) -> None:
+    """Refuse a mesh that cannot split a model evenly, before any weight is read or anything is compiled.
+
+    The tensor axis splits heads, key/value heads, feed-forward columns and the vocabulary, the fsdp axis the hidden
+    width. Rows always divide: `trainer.rows` counts those of each shard.
+
+    Args:
+      spec: sizes of the model.
+      mesh: from `build_mesh`, or its configuration: no device is needed.
 
     Raises:
-      ConfigError: `num_heads` or `num_kv_heads` is not a multiple of the tensor axis.
+      ConfigError: an axis does not divide a size of the model; it names both, and the axes that would.
+
+    Example:
+      >>> spec = ModelSpec.from_hf({"model_type": "qwen3", "vocab_size": 510, "hidden_size": 64, "intermediate_size": 96,
+      ...     "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16})
+      >>> check_model_fits(spec, MeshConfig(tensor=4))  # doctest: +ELLIPSIS
+      Traceback (most recent call last):
+      jaxrl.errors.ConfigError: `trainer.mesh.tensor`=4 does not divide the model's `num_kv_heads`=2 and `vocab_size`=510; for ...
     """
-    tensor = mesh.shape[TENSOR_AXIS]
-    for name, count in (("num_heads", spec.num_heads), ("num_kv_heads", spec.num_kv_heads)):
-        if count % tensor:
+    for axis, names, other in (
+        (TENSOR_AXIS, ("num_heads", "num_kv_heads", "intermediate_size", "vocab_size"), FSDP_AXIS),
+        (FSDP_AXIS, ("hidden_size",), DATA_AXIS),
+    ):
+        sizes = {name: getattr(spec, name) for name in names}
+        shards = mesh.shape[axis]
+        cut = " and ".join(f"`{name}`={size}" for name, size in sizes.items() if size % shards)
+        if cut:
+            common = math.gcd(*sizes.values())
+            fitting = ", ".join(str(n) for n in range(1, common + 1) if common % n == 0)
             raise ConfigError(
-                f"`trainer.mesh.tensor`={tensor} does not divide the model's `{name}`={count}; "
-                f"set `trainer.mesh.tensor` to a divisor of {math.gcd(spec.num_heads, spec.num_kv_heads)} and use fsdp for the rest"
+                f"`trainer.mesh.{axis}`={shards} does not divide the model's {cut}; for this model it may be {fitting}. "
+                f"Use `trainer.mesh.{other}` for the other devices"
             )
 
 

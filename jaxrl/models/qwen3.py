@@ -17,6 +17,7 @@ QWEN3 = Family(
     has_attention_bias=False,
     config_defaults={
         "head_dim": 128,
+        "num_key_value_heads": 32,
         "rope_theta": 10000.0,
         "rms_norm_eps": 1e-6,
         "tie_word_embeddings": False,

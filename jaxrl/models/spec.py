@@ -8,14 +8,16 @@ about without a device.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from jaxrl.errors import ModelLoadError
 from jaxrl.models.family import Family
+from jaxrl.models.llama import LLAMA
+from jaxrl.models.qwen2 import QWEN2
 from jaxrl.models.qwen3 import QWEN3
 
-FAMILIES: dict[str, Family] = {family.name: family for family in (QWEN3,)}
+FAMILIES: dict[str, Family] = {family.name: family for family in (LLAMA, QWEN2, QWEN3)}
 """Every family that can be built, by the `model_type` of its config.json."""
 
 _SIZES = {
@@ -28,6 +30,22 @@ _SIZES = {
     "head_dim": "head_dim",
     "max_position_embeddings": "max_position_embeddings",
 }
+_ROPE_KEYS = ("rope_scaling", "rope_parameters")
+"""Where transformers 4 and 5 describe what is done to the rotary embedding."""
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """How Llama 3 stretches the rotary wavelengths of a model beyond the lengths that it was first trained on."""
+
+    factor: float
+    """Long wavelengths are multiplied by this; >= 1."""
+    low_freq_factor: float
+    """Wavelengths above `original_max_position_embeddings / low_freq_factor` are long."""
+    high_freq_factor: float
+    """Wavelengths below `original_max_position_embeddings / high_freq_factor` are left alone; > `low_freq_factor`."""
+    original_max_position_embeddings: int
+    """Longest sequence before the stretching, in tokens."""
 
 
 @dataclass(frozen=True)
@@ -62,13 +80,15 @@ class ModelSpec:
     """The query, key and value projections add a bias."""
     max_position_embeddings: int
     """Longest sequence that the model was made for, in tokens."""
+    rope_scaling: RopeScaling | None = None
+    """Stretching of the rotary wavelengths; None leaves them as `rope_theta` gives them."""
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> ModelSpec:
         """Read the shape of a model from a parsed config.json.
 
         Args:
-          config: the JSON object, as written by transformers 4 (`rope_theta`) or 5 (`rope_parameters`).
+          config: the JSON object, as written by transformers 4 (`rope_theta` and `rope_scaling`) or 5 (`rope_parameters`).
 
         Returns:
           The spec; keys absent from `config` take the family's defaults.
@@ -97,11 +117,14 @@ class ModelSpec:
             )
         _check_fixed(config, family)
         values = {**family.config_defaults, **{key: value for key, value in config.items() if value is not None}}
-        rope = config.get("rope_parameters") or {}
+        values.setdefault("num_key_value_heads", values.get("num_attention_heads"))
+        if "head_dim" not in values and _size(values, "hidden_size") % _size(values, "num_attention_heads") == 0:
+            values["head_dim"] = values["hidden_size"] // values["num_attention_heads"]
         spec = cls(
             family=family.name,
             **{field: _size(values, key) for field, key in _SIZES.items()},
-            rope_theta=float(rope.get("rope_theta", values["rope_theta"])),
+            rope_theta=float((config.get("rope_parameters") or {}).get("rope_theta", values["rope_theta"])),
+            rope_scaling=_rope_scaling(config),
             rms_norm_eps=float(values["rms_norm_eps"]),
             is_tied=bool(values["tie_word_embeddings"]),
             has_qk_norm=family.has_qk_norm,
@@ -122,13 +145,15 @@ class ModelSpec:
           dtype: precision of the weights beside it, such as `"float32"`.
         """
         family = FAMILIES[self.family]
+        scaling = {} if self.rope_scaling is None else {"rope_type": "llama3", **asdict(self.rope_scaling)}
         return {
             "architectures": [family.architecture],
             "model_type": family.name,
             "dtype": dtype,
             **{key: getattr(self, field) for field, key in _SIZES.items()},
             "rope_theta": self.rope_theta,
-            "rope_parameters": {"rope_theta": self.rope_theta, "rope_type": "default"},
+            **({"rope_scaling": scaling} if scaling else {}),
+            "rope_parameters": {"rope_type": "default", **scaling, "rope_theta": self.rope_theta},
             "rms_norm_eps": self.rms_norm_eps,
             "tie_word_embeddings": self.is_tied,
             **family.fixed_config,
@@ -205,10 +230,14 @@ def _check_fixed(config: Mapping[str, Any], family: Family) -> None:
         for key, value in family.fixed_config.items()
         if config.get(key) is not None and config[key] != value
     ]
-    rope = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
-    rope_type = rope.get("rope_type", rope.get("type", "default"))
-    if rope_type != "default":
-        unsupported.append(f"rotary embedding of type {rope_type!r} (only 'default' is built)")
+    for key in _ROPE_KEYS:
+        rope = config.get(key) or {}
+        if _rope_type(rope) not in ("default", "llama3"):
+            unsupported.append(f"rotary embedding of type {_rope_type(rope)!r} in `{key}` (only 'default' and 'llama3' are built)")
+        if any(isinstance(value, Mapping) for value in rope.values()):
+            unsupported.append(f"`{key}` with settings of their own for {', '.join(map(repr, rope))} (one for all layers is built)")
+        if (rotated := rope.get("partial_rotary_factor", config.get("partial_rotary_factor"))) not in (None, 1):
+            unsupported.append(f"`partial_rotary_factor`={rotated!r} (only whole heads are rotated)")
     if any(kind != "full_attention" for kind in config.get("layer_types") or ()):
         unsupported.append(f"`layer_types`={config['layer_types']!r} (only 'full_attention' is built)")
     if config.get("quantization_config"):
@@ -217,3 +246,43 @@ def _check_fixed(config: Mapping[str, Any], family: Family) -> None:
         raise ModelLoadError(
             f"config.json of this {family.name!r} model asks for {'; '.join(unsupported)}. Choose a checkpoint without it."
         )
+
+
+def _rope_type(rope: Mapping[str, Any]) -> Any:
+    """The type that one of `_ROPE_KEYS` names, in the spelling of today or the older one."""
+    return rope.get("rope_type", rope.get("type", "default"))
+
+
+def _rope_scaling(config: Mapping[str, Any]) -> RopeScaling | None:
+    """Read Llama 3's scaling from whichever of `_ROPE_KEYS` is there; two that disagree are refused."""
+    found = {key: _read_scaling(config[key], config, key) for key in _ROPE_KEYS if config.get(key)}
+    if len(set(found.values())) > 1:
+        raise ModelLoadError(
+            f"`rope_scaling` and `rope_parameters` of config.json disagree: {found['rope_scaling']} and {found['rope_parameters']}. Remove "
+            "the one that does not belong to the weights."
+        )
+    return next(iter(found.values()), None)
+
+
+def _read_scaling(rope: Mapping[str, Any], config: Mapping[str, Any], key: str) -> RopeScaling | None:
+    if _rope_type(rope) != "llama3":
+        return None
+    values = {name: rope.get(name, config.get(name)) for name in (field.name for field in fields(RopeScaling))}
+    if not all(isinstance(value, int | float) and not isinstance(value, bool) and value > 0 for value in values.values()):
+        raise ModelLoadError(
+            f"`{key}` of type 'llama3' in config.json needs the positive numbers {', '.join(f'`{name}`' for name in values)}; it holds "
+            f"{dict(rope)!r}. Get the file again from where the weights came from."
+        )
+    scaling = RopeScaling(
+        factor=float(values["factor"]),
+        low_freq_factor=float(values["low_freq_factor"]),
+        high_freq_factor=float(values["high_freq_factor"]),
+        original_max_position_embeddings=int(values["original_max_position_embeddings"]),
+    )
+    if scaling.high_freq_factor <= scaling.low_freq_factor or scaling.factor < 1:
+        raise ModelLoadError(
+            f"`{key}` of config.json has `low_freq_factor`={scaling.low_freq_factor}, `high_freq_factor`={scaling.high_freq_factor} and "
+            f"`factor`={scaling.factor}; the second must be above the first and the third at least 1. Get the file again from where the "
+            "weights came from."
+        )
+    return scaling

@@ -74,7 +74,7 @@ class Transformer(nnx.Module):
     ) -> jax.Array:
         """See `Model.hidden`."""
         B, T = token_ids_BT.shape
-        rope = rope_tables(position_ids_BT, self.spec.head_dim, self.spec.rope_theta)
+        rope = rope_tables(position_ids_BT, self.spec.head_dim, self.spec.rope_theta, self.spec.rope_scaling)
         mask_BTT = visible_keys(segment_ids_BT)
         # Invariant: padding enters as zeros and sees only padding, so its hidden states are zeros whatever ids it
         # carries.

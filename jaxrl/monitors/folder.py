@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -81,20 +80,3 @@ def resume_command(run_dir: Path) -> str:
     """Return the command that goes on with a run."""
     return f"{sys.executable} -m jaxrl.train --resume {run_dir}"
 
-
-@contextlib.contextmanager
-def logging_to(folder: Path) -> Iterator[None]:
-    """Send every log record of the package from INFO up to `run.log`, besides what the terminal shows."""
-    folder.mkdir(parents=True, exist_ok=True)
-    handler = logging.FileHandler(folder / "run.log", encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    root = logging.getLogger("jaxrl")
-    level = root.level
-    root.setLevel(logging.INFO)
-    root.addHandler(handler)
-    try:
-        yield
-    finally:
-        root.removeHandler(handler)
-        root.setLevel(level)
-        handler.close()

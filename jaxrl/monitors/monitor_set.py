@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -20,8 +21,10 @@ from jaxrl.config.monitors import MonitorsConfig
 from jaxrl.monitors import metrics
 from jaxrl.monitors.environment import describe_environment
 from jaxrl.monitors.jsonl import MetricsFile, append_lines
+from jaxrl.monitors.logs import RunLog
 from jaxrl.monitors.rollouts import rollout_record
 from jaxrl.monitors.terminal import Terminal
+from jaxrl.monitors.trackers import STEPS, Tracker, open_trackers
 from jaxrl.types import Rollout
 
 logger = logging.getLogger(__name__)
@@ -41,6 +44,8 @@ class MonitorSet:
         max_steps: int,
         resume_step: int | None = None,
         devices: Sequence[str] = (),
+        run_config: Mapping[str, Any] | None = None,
+        log: RunLog | None = None,
         console: Console | None = None,
     ) -> None:
         """Open the run folder's records.
@@ -52,6 +57,8 @@ class MonitorSet:
           max_steps: length of the whole run, in steps.
           resume_step: None for a new run; else the last step to keep, and what later steps wrote is removed.
           devices: one name per device, for `environment.json`.
+          run_config: the whole configuration as JSON values, for trackers, which get it without secrets.
+          log: told each step that is recorded.
           console: where the terminal view goes; None is standard output.
 
         Raises:
@@ -60,14 +67,23 @@ class MonitorSet:
         self._run_dir = run_dir
         self._config = config
         self._name = name
+        self._log = log
         self._failed: set[str] = set()
         self._is_closed = False
         self._metrics = MetricsFile(run_dir / "metrics.jsonl", resume_step)
         self._terminal: Terminal | None = None
         self._guard("old step files", lambda: self._remove_steps_after(resume_step or 0))
-        self._guard("environment.json", lambda: self._write_environment(devices))
+        self._environment: dict[str, Any] = {}
+        self._guard("environment.json", lambda: self.note(**describe_environment(devices)))
         if config.terminal:
             self._guard("terminal", lambda: self._open_terminal(console, max_steps, resume_step or 0))
+        self._trackers: list[Tracker] = open_trackers(run_dir, config, name=name, run_config=run_config or {}, resume_step=resume_step)
+
+    def note(self, **facts: Any) -> None:
+        """Add facts about the run, as JSON values, to `environment.json`; one that is there already is replaced."""
+        self._environment |= facts
+        text = json.dumps(self._environment, indent=2) + "\n"
+        self._guard("environment.json", lambda: (self._run_dir / "environment.json").write_text(text, encoding="utf-8"))
 
     def log_step(self, step: int, values: Mapping[str, float]) -> None:
         """Record the metrics of a step.
@@ -78,6 +94,9 @@ class MonitorSet:
             warning.
         """
         self._guard("metrics.jsonl", lambda: self._metrics.log(step, values))
+        self._track(STEPS, step, values)
+        if self._log is not None:
+            self._log.step = step
         self._show(lambda terminal: terminal.step(step, values))
 
     def log_rollouts(self, step: int, rollouts: Iterable[Rollout]) -> None:
@@ -97,6 +116,7 @@ class MonitorSet:
         """
         values = {metrics.eval_score(env_name, score): value for score, value in scores.items()}
         self._guard("metrics.jsonl", lambda: self._metrics.log(step, values))
+        self._track(env_name, step, values)
         path = self._run_dir / "evals" / f"step_{step:06d}.{env_name}.jsonl"
         self._guard("evals", lambda: (path.unlink(missing_ok=True), append_lines(path, rows)))
         self._show(lambda terminal: terminal.evaluation(step, env_name, scores))
@@ -105,16 +125,27 @@ class MonitorSet:
         """Show what the run is waiting for, as it is; the empty string for nothing."""
         self._show(lambda terminal: terminal.status(text))
 
-    def progress(self, phase: str, done: float, total: float) -> None:
-        """Show how far a phase is (`loading`, `compiling`, `generating`, `training`, ...); `done >= total` ends it."""
-        self._show(lambda terminal: terminal.progress(phase, done, total))
+    def progress(self, phase: str, done: float, total: float, detail: str = "") -> None:
+        """Show how far a phase is (`loading`, `compiling`, `generating`, `training`, ...); `done >= total` ends it.
+
+        Args:
+          phase: its name.
+          done: how much is done.
+          total: how much there is, in the same unit.
+          detail: what of it is being done, or how fast.
+        """
+        self._show(lambda terminal: terminal.progress(phase, done, total, detail))
+
+    def meter(self, label: str, read: Callable[[], str]) -> None:
+        """Show what `read` returns each time that the view is drawn; always one line. It must be quick and thread-safe."""
+        self._show(lambda terminal: terminal.meter(label, read))
 
     def abandon(self) -> None:
         """Leave the terminal usable in a process that ends at once."""
         self._show(lambda terminal: terminal.abandon())
 
     def close(self) -> None:
-        """Draw the reward curve and give the terminal back; a second call does nothing."""
+        """Draw the reward curve, let the trackers finish and give the terminal back; a second call does nothing."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -122,6 +153,8 @@ class MonitorSet:
         if self._config.plot:
             self._guard("reward_curve.png", self._plot)
         self._show(lambda terminal: terminal.close())
+        for tracker in self._trackers:
+            tracker.close()
 
     def _guard(self, sink: str, action: Callable[[], object]) -> None:
         """Do what a sink does; when it fails, warn the first time and go on."""
@@ -137,6 +170,11 @@ class MonitorSet:
         if terminal is not None:
             self._guard("terminal", lambda: action(terminal))
 
+    def _track(self, family: str, step: int, values: Mapping[str, float]) -> None:
+        finite = {name: value for name, value in values.items() if math.isfinite(value)}
+        for tracker in self._trackers:
+            tracker.log(family, step, finite)
+
     def _open_terminal(self, console: Console | None, max_steps: int, first_step: int) -> None:
         self._terminal = Terminal(self._name, max_steps, first_step=first_step, console=console)
 
@@ -145,10 +183,6 @@ class MonitorSet:
         from jaxrl.monitors.plot import draw_reward_curve
 
         draw_reward_curve(self._run_dir, self._name)
-
-    def _write_environment(self, devices: Sequence[str]) -> None:
-        text = json.dumps(describe_environment(devices), indent=2)
-        (self._run_dir / "environment.json").write_text(text + "\n", encoding="utf-8")
 
     def _remove_steps_after(self, step: int) -> None:
         for folder in ("rollouts", "evals"):

@@ -6,11 +6,13 @@ by a thread of its own from the state kept here; log lines go above it. It reads
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import logging
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TextIO
 
@@ -28,6 +30,12 @@ _SPARK_WIDTH = 48
 _STATUS_EVERY_S = 30.0
 """A log shows what is waited for this often at most; the live view always does."""
 
+_NOTICED_S = 1.0
+"""A phase that took less gets no line of its own in a log."""
+
+_SPEED_OVER_S = 3.0
+"""The engine's speed is that of these last seconds."""
+
 _FIGURES: tuple[tuple[str, str, str], ...] = (
     (metrics.REWARD_MEAN, "reward", ".3f"),
     (metrics.MISMATCH_KL, "mismatch KL", ".1e"),
@@ -42,6 +50,20 @@ _FIGURES: tuple[tuple[str, str, str], ...] = (
 
 _EVAL_SCORES = ("success_rate", "mean_reward", "mean_completion_tokens", "truncated_frac")
 """What an evaluation shows, the first one also as a curve; all of its scores are in `metrics.jsonl`."""
+
+
+@dataclasses.dataclass(slots=True)
+class _Phase:
+    """A phase that is going on."""
+
+    started_s: float
+    shown_s: float
+    """When a log last had a line about it."""
+    is_first: bool
+    """Whether it is the first of its name in this process."""
+    done: float = 0.0
+    total: float = 1.0
+    detail: str = ""
 
 
 class Terminal:
@@ -75,8 +97,9 @@ class Terminal:
         self._values: Mapping[str, float] = {}
         self._rewards: list[float] = []
         self._evals: dict[str, list[tuple[int, float]]] = {}
-        self._phases: dict[str, tuple[float, float]] = {}
+        self._phases: dict[str, _Phase] = {}
         self._seen_phases: set[str] = set()
+        self._meters: dict[str, Callable[[], str]] = {}
         self._status = ""
         self._status_shown = -_STATUS_EVERY_S
         self._lock = threading.RLock()
@@ -112,17 +135,36 @@ class Terminal:
         if self._live is None:
             self._print(f"eval v{step} {env_name}  " + "  ".join(f"{score} {value:.4g}" for score, value in shown.items()))
 
-    def progress(self, phase: str, done: float, total: float) -> None:
-        """Show how far a phase is; it goes away once `done >= total`."""
+    def progress(self, phase: str, done: float, total: float, detail: str = "") -> None:
+        """Show how far a phase is; it goes away once `done >= total`.
+
+        A log has a line when a phase first begins, one about every half a minute while it goes on, and one with its seconds when it first
+        ends, if it took long enough to be noticed.
+        """
+        now, line = self._clock(), ""
         with self._lock:
-            is_new = phase not in self._seen_phases
-            self._seen_phases.add(phase)
+            is_first = phase not in self._seen_phases
+            running = self._phases.get(phase)
+            if running is None:
+                running = self._phases[phase] = _Phase(now, now, is_first)
+                self._seen_phases.add(phase)
+                line = f"{phase} ..." if is_first else ""
+            running.done, running.total, running.detail = done, total, detail
             if done >= total:
-                self._phases.pop(phase, None)
-            else:
-                self._phases[phase] = (done, total)
-        if self._live is None and is_new:
-            self._print(f"{phase} ...")
+                del self._phases[phase]
+                taken_s = now - running.started_s
+                line = line or (f"{phase} took {taken_s:.1f} s" if running.is_first and taken_s >= _NOTICED_S else "")
+            elif now - running.shown_s >= _STATUS_EVERY_S:
+                line = line or f"{phase} {_amount(done, total)} {detail}".rstrip() + f", {_duration(now - running.started_s)}"
+            if line:
+                running.shown_s = now
+        if self._live is None and line:
+            self._print(line)
+
+    def meter(self, label: str, read: Callable[[], str]) -> None:
+        """Show in the live view what `read` returns whenever that is drawn."""
+        with self._lock:
+            self._meters[label] = read
 
     def status(self, text: str) -> None:
         """Show what the run is waiting for, as it is; the empty string for nothing."""
@@ -176,9 +218,13 @@ class Terminal:
             head.add_column(justify="right", min_width=24)
             times = f"{_duration(elapsed)}" + (f", {_duration(left)} left" if left is not None else "")
             head.add_row(f"step {self._step}/{self._max_steps}", ProgressBar(self._max_steps, self._step), times)
-            for phase, (part, total) in self._phases.items():
-                head.add_row(Text(phase, style="cyan"), ProgressBar(total, part, complete_style="cyan"), _amount(part, total))
+            now = self._clock()
+            for name, phase in self._phases.items():
+                bar = ProgressBar(phase.total, phase.done, complete_style="cyan")
+                amount = f"{phase.detail}  {_amount(phase.done, phase.total)}, {_duration(now - phase.started_s)}"
+                head.add_row(Text(name, style="cyan"), bar, Text(amount.strip()))
             parts: list[RenderableType] = [head]
+            parts += [Text(f"{label}  ", style="dim").append(_read(read)) for label, read in self._meters.items()]
             if self._rewards:
                 parts.append(self._reward_line())
             parts += [self._eval_line(name, points) for name, points in self._evals.items()]
@@ -204,6 +250,31 @@ class Terminal:
         if len(shown) > 4:
             shown = [shown[0], "...", *shown[-3:]]
         return Text(f"eval {name}  ", style="magenta").append(" -> ".join(shown))
+
+
+class EngineMeter:
+    """Words for how fast an engine generates right now, from its counters."""
+
+    def __init__(self, stats: Callable[[], Mapping[str, float]], clock: Callable[[], float] = time.monotonic) -> None:
+        """Prepare.
+
+        Args:
+          stats: gives `running`, `waiting` and `generated_tokens`; quick and thread-safe.
+          clock: seconds.
+        """
+        self._stats = stats
+        self._clock = clock
+        self._seen: deque[tuple[float, float]] = deque([(clock(), stats()["generated_tokens"])])
+
+    def __call__(self) -> str:
+        """Return requests and tokens so far, and the speed over the last seconds."""
+        stats, now_s = self._stats(), self._clock()
+        self._seen.append((now_s, stats["generated_tokens"]))
+        while len(self._seen) > 2 and now_s - self._seen[0][0] > _SPEED_OVER_S:
+            self._seen.popleft()
+        (then_s, before), total = self._seen[0], stats["generated_tokens"]
+        speed = (total - before) / (now_s - then_s) if now_s > then_s else 0.0
+        return f"{stats['running']:.0f} running, {stats['waiting']:.0f} waiting, {total:,.0f} tokens, {speed:,.0f} tok/s"
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
@@ -240,6 +311,14 @@ def _figure_grid(figures: Sequence[tuple[str, str]]) -> Table:
 
 def _amount(part: float, total: float) -> str:
     return f"{part:,.0f}/{total:,.0f}" if part == int(part) and total == int(total) else f"{part / total:.0%}"
+
+
+def _read(read: Callable[[], str]) -> str:
+    """Ask a meter; one that fails shows nothing, since an exception would end the thread that draws."""
+    try:
+        return read()
+    except Exception:
+        return ""
 
 
 def _duration(seconds: float) -> str:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from jaxrl.errors import RunFailedError
 from jaxrl.monitors import metrics as names
+from jaxrl.monitors.crash import blame
 from jaxrl.orchestrator.metrics import StepTally
-from jaxrl.types import Rollout
+from jaxrl.types import Boundary, Rollout
 
 
 class FailureBudget:
@@ -31,11 +32,13 @@ class FailureBudget:
             return
         self._num_in_a_row += 1
         if self._num_in_a_row >= self._max_in_a_row:
-            raise RunFailedError(
+            component = "engine" if failure.boundary == Boundary.POLICY else f"environment {rollout.env_name!r}"
+            spent = RunFailedError(
                 f"{self._num_in_a_row} rollouts in a row failed; the last one, member {rollout.member} of group "
                 f"{rollout.group_id!r} (task {rollout.task.id!r}), at boundary {str(failure.boundary)!r}: "
                 f"{failure.type}: {failure.message}. Mend the cause, or raise `orchestrator.max_consecutive_failures`"
             )
+            raise blame(spent, component)
 
 
 class EmptyBatchBudget:

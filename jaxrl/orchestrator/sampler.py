@@ -13,7 +13,7 @@ from jaxrl.config.env import SamplingConfig
 from jaxrl.envs.base import Environment, Session
 from jaxrl.envs.play import play_rollout
 from jaxrl.envs.session import PolicySession
-from jaxrl.inference.pool import PolicyPool
+from jaxrl.inference.pool import Pool
 from jaxrl.inference.rendering import Renderer
 from jaxrl.orchestrator.algo import Algorithm
 from jaxrl.tasks import TaskSampler
@@ -26,7 +26,7 @@ class Sampler:
 
     environment: Environment
     """The world."""
-    pool: PolicyPool
+    pool: Pool
     """Where replies come from."""
     renderer: Renderer
     """Messages to token ids and back, with the tokenizer of `pool`'s model."""

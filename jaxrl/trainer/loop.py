@@ -28,8 +28,10 @@ from jaxrl.config.trainer import TrainerConfig
 from jaxrl.devices import DeviceThread
 from jaxrl.errors import CheckpointError, DeadlineError, RunFailedError
 from jaxrl.models.transformer import Params
+from jaxrl.monitors.crash import blame, failing_in
 from jaxrl.trainer.checkpoint import Checkpointer
-from jaxrl.trainer.compiles import num_compiles
+from jaxrl.trainer.compiles import num_cache_hits, num_compiles
+from jaxrl.trainer.memory import memory_metrics
 from jaxrl.trainer.state import Accumulator, TrainState
 from jaxrl.trainer.step import Arrays, StepPrograms, densify
 from jaxrl.trainer.throughput import peak_flops_per_s, throughput_metrics
@@ -76,6 +78,7 @@ class Trainer:
         should_report_logprobs: bool = False,
         peak: float | None = None,
         batch_deadline_s: float = 3600.0,
+        progress: Callable[[str, float, float, str], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Wire a trainer; nothing runs yet.
@@ -96,6 +99,7 @@ class Trainer:
           peak: FLOP/s of all devices together; None looks the device up, and goes without `throughput/mfu_frac` if it
             is unknown.
           batch_deadline_s: longest wait for a batch.
+          progress: called with `training`, the micro-batches done, all of them, and the speed, from the thread of `run`.
           clock: seconds, monotonic.
         """
         self._programs = programs
@@ -112,6 +116,7 @@ class Trainer:
         self._should_report_logprobs = should_report_logprobs
         self._peak = _peak(programs, config) if peak is None else peak
         self._batch_deadline_s = batch_deadline_s
+        self._progress = progress or (lambda *_: None)
         self._clock = clock
         self._num_consecutive_skips = 0
         self._num_failed_saves = 0
@@ -155,7 +160,8 @@ class Trainer:
             if self._saved_step != self._step:
                 self.checkpoint_now()
         except BaseException as error:
-            self._channel.fail(error)
+            # Before the other arm sees it: what crosses the channel is named after the side that it comes from.
+            self._channel.fail(blame(error, "trainer"))
             raise
 
     def checkpoint_now(self) -> Path | None:
@@ -193,18 +199,22 @@ class Trainer:
         denominators, accumulator = self._device.run(self._begin, batch.member_counts, kind="trainer")
         logprobs: list[jax.Array] = []
         previous: jax.Array | None = None
-        for micro_batch in batch.micro_batches:
+        self._show_progress(batch, 0, started)
+        for number, micro_batch in enumerate(batch.micro_batches, start=1):
             arrays = densify(micro_batch)
             accumulator, previous = self._device.run(
                 self._accumulate, accumulator, arrays, denominators, previous, kind="trainer"
             )
             if self._should_report_logprobs:
                 logprobs.append(previous)
+            if number < len(batch.micro_batches):
+                self._show_progress(batch, number, started)
         with self._updating:
             metrics = self._device.run(self._apply, batch, accumulator, kind="trainer")
             metrics |= throughput_metrics(batch, self._programs.model.spec, self._clock() - started, self._peak)
             metrics["time/wait_for_batch_s"] = wait_s
-            with self._timed("time/publish_s", metrics):
+            self._show_progress(batch, len(batch.micro_batches), started)
+            with self._timed("time/publish_s", metrics), failing_in("weights"):
                 self._device.run(self._publish, self._step, self._state.params, kind="publish")
             self._channel.announce(self._step)
             if self._is_checkpoint_due():
@@ -212,6 +222,7 @@ class Trainer:
                     self._checkpoint_or_log()
         metrics["checkpoint/failed"] = float(self._num_failed_saves)
         metrics["compile/count"] = float(num_compiles())
+        metrics["compile/cache_hits"] = float(num_cache_hits())
         skipped = not math.isfinite(metrics["optim/grad_norm"])
         self._num_consecutive_skips = self._num_consecutive_skips + 1 if skipped else 0
         token_logprobs = None
@@ -220,6 +231,12 @@ class Trainer:
         return StepReport(
             step=self._step, version=self._step, skipped=skipped, metrics=metrics, token_logprobs=token_logprobs
         )
+
+    def _show_progress(self, batch: TrainBatch, num_done: int, started_s: float) -> None:
+        """Say how many micro-batches are done; the one in flight counts as done, the update as part of the last one."""
+        num = len(batch.micro_batches)
+        tokens_per_s = batch.num_tokens * num_done / num / max(self._clock() - started_s, 1e-9)
+        self._progress("training", num_done, num, f"{tokens_per_s:,.0f} tok/s" if num_done else "")
 
     @contextlib.contextmanager
     def _timed(self, name: str, metrics: dict[str, float]) -> Iterator[None]:
@@ -277,11 +294,13 @@ class Trainer:
         _check_counts(batch, jax.device_get(accumulator.metrics.totals))
         self._state, metrics = self._programs.apply(self._state, accumulator)
         self._step += 1
-        return {name: float(value) for name, value in jax.device_get(metrics).items()}
+        memory = memory_metrics(self._programs.mesh.local_devices)
+        return memory | {name: float(value) for name, value in jax.device_get(metrics).items()}
 
     def _save(self, parts: dict[str, bytes]) -> Path:
         assert self._checkpointer is not None
-        path = self._checkpointer.save(self._step, self._state, parts)
+        with failing_in("checkpoint"):
+            path = self._checkpointer.save(self._step, self._state, parts)
         self._saved_step = self._step
         return path
 

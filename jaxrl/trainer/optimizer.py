@@ -123,12 +123,18 @@ def build_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
       config: clipping, moments and weight decay.
 
     Returns:
-      The transformation; its moments have the dtype and structure of the parameters.
+      The transformation. Its moments have the structure of the parameters and are float32 whatever those are: in
+      bfloat16 a second moment rounds away nearly all of the changes that `beta2` 0.999 makes.
 
     Reference: Loshchilov and Hutter 2019, Decoupled Weight Decay Regularization, https://arxiv.org/abs/1711.05101.
     """
-    return optax.chain(
+    chain = optax.chain(
         optax.clip_by_global_norm(config.max_grad_norm),
         optax.scale_by_adam(b1=config.beta1, b2=config.beta2, eps=config.eps),
         optax.add_decayed_weights(config.weight_decay, mask=decay_mask),
     )
+
+    def init(params: optax.Params) -> optax.OptState:
+        return chain.init(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), params))
+
+    return optax.GradientTransformation(init, chain.update)

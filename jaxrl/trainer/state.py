@@ -24,7 +24,7 @@ class TrainState:
     params: Params
     """Master parameters, in `trainer.param_dtype`."""
     opt_state: optax.OptState
-    """Moments, in the dtype of the parameters, and the number of updates."""
+    """Moments, in float32, and the number of updates."""
     step: jax.Array
     """int32 scalar, steps done: also the policy version of `params`."""
     num_skipped: jax.Array

@@ -159,10 +159,16 @@ class StepPrograms:
             self._compiled[name] = self._lowerings[name]().compile()
         return self._compiled[name]
 
-    def compile(self) -> None:
-        """Compile every program that is not compiled yet; a step compiles nothing afterwards."""
-        for name in self._lowerings:
+    def compile(self, on_progress: Callable[[str, int, int], None] | None = None) -> None:
+        """Compile every program that is not compiled yet; a step compiles nothing afterwards.
+
+        Args:
+          on_progress: called with (what was compiled, how many are done, how many there are).
+        """
+        for done, name in enumerate(self._lowerings, start=1):
             self.program(name)
+            if on_progress is not None:
+                on_progress(name, done, len(self._lowerings))
 
     def init_state(self, params: Params) -> TrainState:
         """Start a run from parameters, with fresh moments.

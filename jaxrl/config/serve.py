@@ -1,0 +1,107 @@
+"""The root of a server's configuration: which model, how it generates, and how it is reached.
+
+`config.load` reads it for `python -m jaxrl.serve`; the `[inference]` section is the one that a run has.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from pathlib import PurePath
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from jaxrl.config.base import Section
+from jaxrl.config.inference import EmbeddedInferenceConfig, InferenceConfig
+
+
+class ServedModelConfig(Section):
+    """The model that is served."""
+
+    name: str = Field(min_length=1)
+    """A Hugging Face directory on this machine (config.json, model.safetensors, tokenizer files)."""
+    served_name: str | None = Field(default=None, min_length=1)
+    """What requests call the model; null means the last part of `name`."""
+
+
+class ServerConfig(Section):
+    """Where the server listens, who may ask, and what it refuses."""
+
+    host: str = Field(default="127.0.0.1", min_length=1)
+    """Address to bind to; any that other machines can reach needs `api_key_var`."""
+    port: int = Field(default=8000, ge=0, le=65535)
+    """Port to bind to; 0 takes a free one, which is printed."""
+    api_key_var: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
+    """Name of the environment variable that holds the API key; with it, every route but /health wants `Authorization: Bearer KEY`."""
+    max_queue: int = Field(default=256, ge=0)
+    """Sequences that may wait for a slot; beyond it a request is refused with 429."""
+    request_deadline_s: float | None = Field(default=None, gt=0)
+    """A request that has not finished by then is cancelled and answered with 504; null means `inference.request_deadline_s`."""
+    max_body_bytes: int = Field(default=16 * 2**20, ge=1024)
+    """Longest request body; a longer one is refused with 413."""
+    max_logprobs: int = Field(default=5, ge=0, le=64)
+    """Most alternatives per token that a request may ask for; 0 leaves them out of the compiled programs."""
+    shutdown_deadline_s: float = Field(default=30.0, gt=0)
+    """How long Ctrl-C lets running requests go on before they are cancelled."""
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine can reach the server."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+
+class ServeConfig(Section):
+    """Everything that a server is."""
+
+    model: ServedModelConfig
+    """Which model."""
+    inference: InferenceConfig = EmbeddedInferenceConfig()
+    """How it generates: slots, window, precision."""
+    server: ServerConfig = ServerConfig()
+    """How it is reached."""
+
+    @property
+    def engine(self) -> EmbeddedInferenceConfig:
+        """The embedded engine's settings; a validated server has no other engine."""
+        assert isinstance(self.inference, EmbeddedInferenceConfig)
+        return self.inference
+
+    @property
+    def served_name(self) -> str:
+        """What requests call the model."""
+        return self.model.served_name or PurePath(self.model.name).name or self.model.name
+
+    @property
+    def request_deadline_s(self) -> float:
+        """How long a request may take, in seconds."""
+        return self.server.request_deadline_s or self.engine.request_deadline_s
+
+    @model_validator(mode="after")
+    def _serves_its_own_engine(self) -> Self:
+        if self.inference.type != "embedded":
+            raise ValueError("`inference.type`='openai': a server generates with its own engine and is no proxy; use 'embedded'")
+        return self
+
+    @model_validator(mode="after")
+    def _strangers_need_a_key(self) -> Self:
+        if not self.server.is_local and self.server.api_key_var is None:
+            raise ValueError(
+                f"`server.host`={self.server.host!r} lets other machines in, and `server.api_key_var` is not set, so anyone could use "
+                "the model: name an environment variable that holds a key (`--server.api_key_var JAXRL_API_KEY`), or bind to 127.0.0.1 "
+                "and tunnel"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _deadlines_agree(self) -> Self:
+        if self.request_deadline_s > self.engine.request_deadline_s:
+            raise ValueError(
+                f"`server.request_deadline_s`={self.request_deadline_s:g} would never be reached: the engine drops a request after "
+                f"`inference.request_deadline_s`={self.engine.request_deadline_s:g} s; raise the second or lower the first"
+            )
+        return self

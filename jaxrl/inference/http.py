@@ -1,0 +1,290 @@
+"""One server that speaks the routes of OpenAI and vLLM, as a frozen endpoint: tokens in, tokens out, logprobs, health.
+
+In: a base URL, the model's name, a key. Out: the `Endpoint` protocol, without weights to load. The first call finds out
+whether the server has the token route (`wire.TOKENS_PATH`); if not, completions with a prompt of ids are used from then
+on. Cancelling a call closes its connection, which is how such servers learn of it. What may be sent again is
+decided in `backoff`, what an answer means in `wire`; another server is never tried here (`frozen` does that).
+
+| what waits | for what                                | ends by                               |
+|------------|-----------------------------------------|---------------------------------------|
+| a call     | the answer, with tries and pauses       | `timeout_s`, from when it was made    |
+| a connect  | the server's side of it                 | `CONNECT_DEADLINE_S`, then a new try  |
+| a probe    | `/health` and `/v1/models`              | `PROBE_DEADLINE_S`                    |
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import re
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import httpx
+import numpy as np
+
+from jaxrl.config.dump import redact
+from jaxrl.errors import DeadlineError, EndpointDownError, EngineError, JaxrlError, PromptTooLongError
+from jaxrl.inference import wire
+from jaxrl.inference.backoff import BUSY_STATUSES, LOST_CONNECTIONS, Backoff, retry_after_s
+from jaxrl.inference.endpoint import NO_VERSION, EndpointHealth, GenerateRequest, Generation
+
+CONNECT_DEADLINE_S = 10.0
+PROBE_DEADLINE_S = 10.0
+T = TypeVar("T")
+
+_NO_ROUTE_STATUSES = (403, 404, 405, 501)
+"""What servers answer on a route that they do not have, or that is switched off."""
+_TOO_LONG = re.compile(r"context.length|max_model_len|maximum (?:model |context )?length|too long|longer than|no room", re.IGNORECASE)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ServedModel:
+    """What a server says of the model that it was asked for."""
+
+    name: str
+    """As it is listed."""
+    window: int | None
+    """Prompt plus completion tokens of one sequence; None if the server does not say."""
+
+
+class HttpEndpoint:
+    """A frozen model behind one server. Used from one event loop."""
+
+    def __init__(
+        self,
+        base_url: str,
+        model: str,
+        *,
+        api_key: str | None = None,
+        api_key_var: str | None = None,
+        timeout_s: float = 600.0,
+        max_attempts: int = 5,
+        max_connections: int = 64,
+        backoff: Backoff | None = None,
+    ) -> None:
+        """Open no connection yet.
+
+        Args:
+          base_url: ends in `/v1`.
+          model: the name under which the server lists it.
+          api_key: sent as a bearer token; never shown.
+          api_key_var: the name of the variable that holds it, for error messages.
+          timeout_s: deadline of one call, its tries and pauses included.
+          max_attempts: tries of one call.
+          max_connections: calls on the wire at the same time; further ones wait for one to end.
+          backoff: the pauses between tries.
+        """
+        self.base_url = base_url.rstrip("/")
+        self.model = model
+        self._root = self.base_url.removesuffix("/v1")
+        self._where = f"{model!r} at {self.base_url}"
+        self._api_key = api_key
+        self._api_key_var = api_key_var
+        self._timeout_s = timeout_s
+        self._max_attempts = max_attempts
+        self._backoff = backoff or Backoff()
+        self._window: int | None = None
+        self._path: str | None = None
+        self._finding_route = asyncio.Lock()
+        self._client = httpx.AsyncClient(
+            headers={"Authorization": f"Bearer {api_key}"} if api_key else None,
+            # The call's own deadline bounds reading and writing; the limit of connections is also that of waiting ones.
+            timeout=httpx.Timeout(None, connect=CONNECT_DEADLINE_S),
+            limits=httpx.Limits(max_connections=max_connections + 1, max_keepalive_connections=max_connections + 1),
+        )
+
+    def __repr__(self) -> str:
+        return f"HttpEndpoint({self.base_url!r}, {self.model!r})"
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        """See `Endpoint.generate`. If the server told its window, the reply is cut there, as the embedded engine does."""
+        what = f"request {request.request_id!r}"
+        if request.num_top_logprobs:
+            raise EngineError(f"{self._where}: {what}: alternatives (`num_top_logprobs`) are not asked of servers; leave it at 0")
+        request = self._within_window(request, what)
+        return await self._ask(
+            what,
+            lambda path: wire.generate_body(path, self.model, request),
+            lambda content, path: wire.read_generation(content, path, request),
+        )
+
+    async def score(self, token_ids: np.ndarray, temperature: float = 1.0) -> np.ndarray:
+        """See `Endpoint.score`; only at temperature 1, because servers give the logprobs of prompts before any temperature."""
+        if temperature != 1.0:
+            raise EngineError(
+                f"{self._where}: scores at temperature {temperature:g} are not to be had: servers report the logprobs of a prompt at "
+                "temperature 1, whatever is asked for; score at 1"
+            )
+        if token_ids.ndim != 1 or len(token_ids) == 0:
+            raise EngineError(f"{self._where}: `score` takes one sequence of at least one token, got shape {token_ids.shape}")
+        return await self._ask(
+            f"score of {len(token_ids)} tokens",
+            lambda path: wire.score_body(path, self.model, token_ids),
+            lambda content, _: wire.read_scores(content, token_ids),
+        )
+
+    async def pause(self) -> None:
+        """Refuse: see `load`."""
+        raise self._frozen("paused")
+
+    async def resume(self) -> None:
+        """Refuse: see `load`."""
+        raise self._frozen("resumed")
+
+    async def load(self, version: int) -> None:
+        """Refuse: the model behind this endpoint is frozen, and belongs to whoever runs the server."""
+        raise self._frozen(f"given version {version}")
+
+    async def health(self) -> EndpointHealth:
+        """See `Endpoint.health`; ready if the server answers and lists the model. Raises nothing: `problem` says what is wrong."""
+        try:
+            served = await self.probe()
+        except JaxrlError as error:
+            return EndpointHealth(is_ready=False, version=NO_VERSION, problem=str(error))
+        detail = {} if served.window is None else {"window": float(served.window)}
+        return EndpointHealth(is_ready=True, version=NO_VERSION, detail=detail)
+
+    async def probe(self) -> ServedModel:
+        """Ask once whether the server is well and serves the model.
+
+        Raises:
+          EndpointDownError: it cannot be reached, or says that it is not ready.
+          EngineError: it does not serve the model, or refuses the key.
+        """
+        try:
+            async with asyncio.timeout(PROBE_DEADLINE_S):
+                health = await self._get(f"{self._root}/health")
+                # A proxy or another kind of server may have no such route.
+                if health.status_code in (401, 403):
+                    raise await self._refusal("its health", health)
+                if health.status_code >= 400 and health.status_code not in (404, 405):
+                    raise EndpointDownError(f"{self._where} is not well: status {health.status_code}: {self._problem(health)}")
+                return await self._served_model()
+        except TimeoutError as error:
+            raise EndpointDownError(f"{self._where} did not say how it is within {PROBE_DEADLINE_S:g} s") from error
+
+    async def close(self) -> None:
+        """See `Endpoint.close`."""
+        await self._client.aclose()
+
+    async def _ask(self, what: str, body: Callable[[str], dict[str, Any]], read: Callable[[bytes, str], T]) -> T:
+        """Send a request to the route that the server has, within the deadline of a call, and read the answer in a worker thread."""
+        timer = asyncio.timeout(self._timeout_s)
+        failures: list[str] = []
+        try:
+            async with timer:
+                until = timer.when() or 0.0
+                path = await self._route(what, failures, until)
+                response = await self._post(what, path, body(path), failures, until)
+                if response.status_code != 200:
+                    raise await self._refusal(what, response)
+                try:
+                    return await asyncio.to_thread(read, response.content, path)
+                except EngineError as error:
+                    raise EngineError(f"{self._where}: {what}: {error}") from None
+        except TimeoutError as error:
+            if not timer.expired():
+                raise
+            last = f"; the last try ended with {failures[-1]}" if failures else ""
+            raise DeadlineError(f"{self._where}: {what} got no answer within {self._timeout_s:g} s (`timeout_s`){last}") from error
+
+    async def _route(self, what: str, failures: list[str], until: float) -> str:
+        """Return the route that the server has, found out once by an empty request, which one that has it refuses as incomplete."""
+        async with self._finding_route:
+            if self._path is None:
+                response = await self._post(what, wire.TOKENS_PATH, {}, failures, until)
+                if response.status_code == 401:
+                    raise await self._refusal(what, response)
+                is_missing = response.status_code in _NO_ROUTE_STATUSES
+                self._path = wire.COMPLETIONS_PATH if is_missing else wire.TOKENS_PATH
+            return self._path
+
+    async def _post(self, what: str, path: str, body: dict[str, Any], failures: list[str], until: float) -> httpx.Response:
+        """Send until there is an answer that is final.
+
+        Args:
+          what: names the call.
+          path: below the server's root.
+          body: sent as JSON.
+          failures: each try that failed is added in words.
+          until: when the call's deadline is, on the loop's clock; no pause is begun that would outlast it.
+        """
+        for num_tries in range(1, self._max_attempts + 1):
+            asked_s = None
+            try:
+                response = await self._client.post(self._root + path, json=body)
+            except LOST_CONNECTIONS as error:
+                failures.append(_in_words(error))
+            except httpx.HTTPError as error:
+                raise EngineError(f"{self._where}: {what} failed with {_in_words(error)}") from error
+            else:
+                if response.status_code not in BUSY_STATUSES:
+                    return response
+                asked_s = retry_after_s(response.headers.get("retry-after"))
+                failures.append(f"status {response.status_code}: {self._problem(response)}")
+            pause_s = self._backoff.wait_s(num_tries, asked_s)
+            if num_tries == self._max_attempts or asyncio.get_running_loop().time() + pause_s >= until:
+                break
+            await asyncio.sleep(pause_s)
+        raise EndpointDownError(f"{self._where}: {what} failed {len(failures)} times, the last time with {failures[-1]}")
+
+    async def _get(self, url: str) -> httpx.Response:
+        try:
+            return await self._client.get(url)
+        except httpx.HTTPError as error:
+            raise EndpointDownError(f"{self._where} cannot be reached: {_in_words(error)}") from error
+
+    async def _served_model(self) -> ServedModel:
+        response = await self._get(f"{self.base_url}/models")
+        if response.status_code in BUSY_STATUSES:
+            raise EndpointDownError(f"{self._where} is not ready: {self._problem(response)}")
+        if response.status_code != 200:
+            raise await self._refusal("the list of models", response)
+        try:
+            served = wire.read_models(response.content)
+        except EngineError as error:
+            raise EngineError(f"{self._where}: {error}") from None
+        if self.model not in served:
+            raise EngineError(f"{self.base_url} does not serve {self.model!r}; it serves {', '.join(map(repr, served)) or 'nothing'}")
+        self._window = served[self.model]
+        return ServedModel(self.model, self._window)
+
+    async def _refusal(self, what: str, response: httpx.Response) -> EngineError:
+        """Return the error that a final answer other than 200 means."""
+        status, where = response.status_code, f"{self._where}: {what}"
+        if status in (401, 403):
+            if self._api_key is None:
+                return EngineError(f"{where}: the server wants a key (status {status}); name the variable that holds it in `api_key_var`")
+            source = f"in the environment variable {self._api_key_var}" if self._api_key_var else "that was given"
+            return EngineError(f"{where}: the server refused the key {source} (status {status}); check it")
+        problem = self._problem(response)
+        if status == 404:
+            await self._served_model()  # raises if the reason is the model
+            return EngineError(f"{where}: status 404 from {response.url.path}, though the model is served: {problem}")
+        if status in (400, 413, 422) and _TOO_LONG.search(problem):
+            return PromptTooLongError(f"{where}: {problem}")
+        return EngineError(f"{where}: status {status}: {problem}")
+
+    def _problem(self, response: httpx.Response) -> str:
+        problem = wire.read_problem(response.content)
+        return redact(problem.replace(self._api_key, "<redacted>") if self._api_key else problem)
+
+    def _within_window(self, request: GenerateRequest, what: str) -> GenerateRequest:
+        if self._window is None:
+            return request
+        room = self._window - len(request.token_ids)
+        if room < 1:
+            num_tokens = len(request.token_ids)
+            raise PromptTooLongError(f"{self._where}: {what}: {num_tokens} prompt tokens leave no room in a window of {self._window}")
+        sampling = request.sampling
+        if sampling.max_tokens <= room:
+            return request
+        return dataclasses.replace(request, sampling=dataclasses.replace(sampling, max_tokens=room))
+
+    def _frozen(self, what: str) -> EngineError:
+        return EngineError(f"{self._where} is frozen: it cannot be {what}, its weights are those that the server was started with")
+
+
+def _in_words(error: httpx.HTTPError) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -1,0 +1,242 @@
+"""What goes over the wire to an OpenAI-compatible server, and what is believed of what comes back.
+
+In: our requests. Out: JSON bodies for `/inference/v1/generate` (tokens in, tokens out) and for `/v1/completions` with a
+prompt of token ids; from the answers, `Generation`s and scores. Every token id, length and number of an answer is
+checked, and nothing is guessed: text is never turned into ids again. Pure functions; nothing here waits or sends.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+
+from jaxrl.errors import EngineError
+from jaxrl.inference.endpoint import NO_VERSION, FinishReason, GenerateRequest, Generation, TokenSampling
+
+TOKENS_PATH, COMPLETIONS_PATH = "/inference/v1/generate", "/v1/completions"
+"""The two routes that generate and score, the preferred one first; paths below the server's root."""
+
+_FINISH_REASONS = {
+    "stop": FinishReason.STOP,
+    "length": FinishReason.LENGTH,
+    "abort": FinishReason.CANCELLED,
+    "cancelled": FinishReason.CANCELLED,
+}
+_TOKEN_MARK = "token_id:"
+"""How `return_tokens_as_token_ids` spells a token."""
+
+
+def generate_body(path: str, model: str, request: GenerateRequest) -> dict[str, Any]:
+    """Return the JSON body that asks for a generation.
+
+    Every setting is written out: what is left out would come from the server's copy of generation_config.json.
+    """
+    return _body(path, model, request.request_id, request.token_ids, request.sampling, {"logprobs": 1})
+
+
+def score_body(path: str, model: str, token_ids: np.ndarray) -> dict[str, Any]:
+    """Return the JSON body that asks for the logprobs of given tokens; the one token that it also samples is ignored."""
+    return _body(path, model, "score", token_ids, TokenSampling(max_tokens=1), {"logprobs": 1, "prompt_logprobs": 1})
+
+
+def _body(path: str, model: str, name: str, token_ids: np.ndarray, sampling: TokenSampling, wanted: dict[str, int]) -> dict[str, Any]:
+    settings: dict[str, Any] = {
+        "max_tokens": sampling.max_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
+        "repetition_penalty": 1.0,
+        "seed": sampling.seed,
+        "n": 1,
+        "stop": list(sampling.stop),
+        "stop_token_ids": list(sampling.stop_ids),
+        **wanted,
+    }
+    ids = [int(token) for token in token_ids]
+    shared = {"model": model, "request_id": name, "stream": False, "return_token_ids": True}
+    if path == TOKENS_PATH:
+        return {**shared, "token_ids": ids, "sampling_params": settings}
+    return {**shared, "prompt": ids, "return_tokens_as_token_ids": True, **settings}
+
+
+def read_generation(content: bytes, path: str, request: GenerateRequest) -> Generation:
+    """Return the generation in an answer.
+
+    Args:
+      content: the body of the answer.
+      path: the route that gave it.
+      request: what was asked.
+
+    Raises:
+      EngineError: the answer is no JSON, belongs to another prompt, holds text without ids, or a token without a finite
+        logprob.
+    """
+    answer, choice = _open(content)
+    _check_prompt(answer, choice, request.token_ids)
+    ids = choice.get("token_ids")
+    if ids is None:
+        raise EngineError(
+            "the server returned text and no token ids, and text is never tokenised again; use a server that answers `return_token_ids`"
+        )
+    token_ids = _ids(ids, "`token_ids`")
+    if len(token_ids) > request.sampling.max_tokens:
+        raise EngineError(f"the server returned {len(token_ids)} tokens, asked for at most {request.sampling.max_tokens}")
+    reason = choice.get("finish_reason")
+    if reason not in _FINISH_REASONS:
+        raise EngineError(f"the server ended the reply with `finish_reason`={reason!r}, expected one of {', '.join(_FINISH_REASONS)}")
+    logprobs = choice.get("logprobs")
+    values = _logprobs_by_token(logprobs) if path == TOKENS_PATH else _logprobs_by_list(logprobs)
+    if len(values) != len(token_ids):
+        raise EngineError(f"the server returned {len(token_ids)} tokens and {len(values)} logprobs")
+    for position, (token_id, (named, logprob)) in enumerate(zip(token_ids, values, strict=True)):
+        if named is not None and named != token_id:
+            raise EngineError(f"the logprob of sampled token {position} is for id {named!r}, and the token's id is {token_id}")
+        _check_logprob(logprob, f"sampled token {position}")
+    return Generation(
+        token_ids=np.asarray(token_ids, np.int32),
+        logprobs=np.asarray([logprob for _, logprob in values], np.float32),
+        versions=np.full(len(token_ids), NO_VERSION, np.int32),
+        finish_reason=_FINISH_REASONS[reason],
+    )
+
+
+def read_scores(content: bytes, token_ids: np.ndarray) -> np.ndarray:
+    """Return [L] float32 logprobs of the [L] tokens that were scored, each given those before it; 0.0 for the first.
+
+    Raises:
+      EngineError: the answer is no JSON, or at some position holds no entry for the token's id, or no finite number.
+    """
+    answer, choice = _open(content)
+    _check_prompt(answer, choice, token_ids)
+    entries = answer.get("prompt_logprobs")
+    if entries is None:
+        entries = choice.get("prompt_logprobs")
+    if not isinstance(entries, list):
+        raise EngineError(f"the server gave no `prompt_logprobs` (got {_shown(entries)}), so it cannot score; use one that does")
+    if len(entries) != len(token_ids):
+        raise EngineError(f"the server gave `prompt_logprobs` for {len(entries)} tokens, expected {len(token_ids)}")
+    scores = np.zeros(len(token_ids), np.float32)
+    for position in range(1, len(token_ids)):
+        entry, token_id = entries[position], str(int(token_ids[position]))
+        if not isinstance(entry, dict):
+            raise EngineError(f"`prompt_logprobs` at position {position} is {_shown(entry)}, expected an object of logprobs by token id")
+        if token_id not in entry:
+            raise EngineError(
+                f"`prompt_logprobs` at position {position} is for the ids {', '.join(sorted(entry))}, the token there is {token_id}: "
+                "the server scored another sequence"
+            )
+        found = entry[token_id]
+        logprob = found.get("logprob") if isinstance(found, dict) else found
+        _check_logprob(logprob, f"token {token_id} at position {position}")
+        scores[position] = logprob
+    return scores
+
+
+def read_models(content: bytes) -> dict[str, int | None]:
+    """Return the models that a server lists under `/v1/models`, each with its context window where it says so.
+
+    Raises:
+      EngineError: the answer is no such list.
+    """
+    listed = _json(content).get("data")
+    if not isinstance(listed, list) or not all(isinstance(model, dict) and isinstance(model.get("id"), str) for model in listed):
+        raise EngineError(f"`/v1/models` answered {_shown(listed)}, expected a list of models; it is no OpenAI-compatible server")
+    windows = [model.get("max_model_len") for model in listed]
+    return {model["id"]: window if _is_int(window) else None for model, window in zip(listed, windows, strict=True)}
+
+
+def read_problem(content: bytes) -> str:
+    """Return what an error answer says is wrong, in one line of at most 500 characters."""
+    text = content.decode("utf-8", errors="replace")
+    try:
+        found: Any = json.loads(text)
+    except ValueError:
+        found = text
+    for key in ("error", "message", "detail"):
+        if isinstance(found, dict) and found.get(key):
+            found = found[key]
+    line = " ".join((found if isinstance(found, str) else json.dumps(found)).split())
+    return line if len(line) <= 500 else line[:500] + "..."
+
+
+def _open(content: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the answer and its only choice."""
+    answer = _json(content)
+    choices = answer.get("choices")
+    if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], dict):
+        raise EngineError(f"the server answered `choices`={_shown(choices)}, expected a list of one choice")
+    return answer, choices[0]
+
+
+def _json(content: bytes) -> dict[str, Any]:
+    try:
+        answer = json.loads(content)
+    except ValueError:
+        raise EngineError(f"the server's answer is not JSON: {_shown(content.decode('utf-8', errors='replace'))}") from None
+    if not isinstance(answer, dict):
+        raise EngineError(f"the server answered a JSON {type(answer).__name__}, expected an object")
+    return answer
+
+
+def _check_prompt(answer: dict[str, Any], choice: dict[str, Any], sent: np.ndarray) -> None:
+    """Refuse an answer to another prompt, where the server says what the prompt was."""
+    came = answer.get("prompt_token_ids")
+    if came is None:
+        came = choice.get("prompt_token_ids")
+    if came is None:
+        return
+    ids, wanted = _ids(came, "`prompt_token_ids`"), [int(token) for token in sent]
+    if ids != wanted:
+        same = next((i for i, (a, b) in enumerate(zip(ids, wanted, strict=False)) if a != b), min(len(ids), len(wanted)))
+        raise EngineError(
+            f"the server says that the prompt was {len(ids)} tokens, {len(wanted)} were sent, and they differ from position {same} on: "
+            "it changes prompts"
+        )
+
+
+def _logprobs_by_token(logprobs: Any) -> list[tuple[int | None, Any]]:
+    """Read `{"content": [{"token_id": id, "logprob": x}, ...]}`."""
+    entries = logprobs.get("content") if isinstance(logprobs, dict) else None
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise EngineError(f"the server gave no logprobs of the sampled tokens (got {_shown(logprobs)})")
+    return [(entry.get("token_id"), entry.get("logprob")) for entry in entries]
+
+
+def _logprobs_by_list(logprobs: Any) -> list[tuple[int | None, Any]]:
+    """Read `{"token_logprobs": [...], "tokens": ["token_id:7", ...]}`."""
+    values = logprobs.get("token_logprobs") if isinstance(logprobs, dict) else None
+    if not isinstance(values, list):
+        raise EngineError(f"the server gave no logprobs of the sampled tokens (got {_shown(logprobs)})")
+    tokens = logprobs.get("tokens")
+    if not isinstance(tokens, list) or len(tokens) != len(values):
+        tokens = [None] * len(values)
+    marked = [token.removeprefix(_TOKEN_MARK) if isinstance(token, str) and token.startswith(_TOKEN_MARK) else None for token in tokens]
+    return [(int(mark) if mark is not None and mark.isdecimal() else None, value) for mark, value in zip(marked, values, strict=True)]
+
+
+def _ids(value: Any, name: str) -> list[int]:
+    if not isinstance(value, list):
+        raise EngineError(f"the server answered {name}={_shown(value)}, expected a list of token ids")
+    for position, token_id in enumerate(value):
+        if not _is_int(token_id) or not 0 <= token_id < 2**31:
+            raise EngineError(f"{name} holds {_shown(token_id)} at position {position}, expected a token id")
+    return value
+
+
+def _check_logprob(value: Any, where: str) -> None:
+    # Rounding may leave the logprob of a certain token a little above 0.
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value > 1e-3:
+        raise EngineError(f"the logprob of {where} is {_shown(value)}, expected a finite number of at most 0")
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 120 else text[:120] + "..."

@@ -1,0 +1,202 @@
+"""The report of a run that failed: which component, why, where each part stood, and the command that goes on from what is saved.
+
+In: an exception that left the run, and what the run registered beforehand. Out: `crash.json` and `crash.txt` in the run folder and a
+panel for a terminal, all without secrets. A component is named where its part begins (`failing_in`), never guessed from a traceback.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import traceback
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rich.console import Console
+from rich.panel import Panel
+from rich.text import Text
+
+from jaxrl.monitors.folder import resume_command
+from jaxrl.monitors.logs import RunLog
+
+logger = logging.getLogger(__name__)
+
+Error = TypeVar("Error", bound=BaseException)
+
+START_UP = "start-up"
+"""The component of what fails before any part has begun."""
+
+_COMPONENT = "_jaxrl_component"
+_REPORT = "_jaxrl_crash_report"
+_MAX_CAUSES = 8
+
+
+def blame(error: Error, component: str) -> Error:
+    """Name the component that an exception comes from; a name that it has already stays."""
+    if not hasattr(error, _COMPONENT):
+        with contextlib.suppress(AttributeError):  # an exception of a class that takes no attributes stays unnamed
+            setattr(error, _COMPONENT, component)
+    return error
+
+
+@contextlib.contextmanager
+def failing_in(component: str) -> Iterator[None]:
+    """Name the component of whatever is raised in the block, unless a block inside has named it.
+
+    Example:
+      >>> with contextlib.suppress(ValueError), failing_in("orchestrator"), failing_in("environment 'sums'"):
+      ...     error = ValueError("no tasks")
+      ...     raise error
+      >>> component_of_error(error)
+      "environment 'sums'"
+    """
+    try:
+        yield
+    except BaseException as error:
+        blame(error, component)
+        raise
+
+
+def component_of_error(error: BaseException) -> str:
+    """Return the component that an exception comes from: the one named deepest in its chain of causes."""
+    named = [getattr(part, _COMPONENT) for part in _causes(error) if hasattr(part, _COMPONENT)]
+    return named[-1] if named else START_UP
+
+
+def report_of(error: BaseException) -> dict[str, Any] | None:
+    """Return the report that was written about an exception, if there is one."""
+    return getattr(error, _REPORT, None)
+
+
+class CrashReporter:
+    """Knows where the parts of a run stand, and writes it down when the run fails."""
+
+    def __init__(self, run_dir: Path, log: RunLog, saved_step: Callable[[], int | None]) -> None:
+        """Prepare; reports of an earlier process are removed.
+
+        Args:
+          run_dir: the run folder, which exists.
+          log: how secrets are cut, and which threads failed.
+          saved_step: the newest step that a resume would start from; None if there is none.
+        """
+        self._run_dir = run_dir
+        self._log = log
+        self._saved_step = saved_step
+        self._parts: dict[str, Callable[[], object]] = {}
+        for name in ("crash.json", "crash.txt"):
+            (run_dir / name).unlink(missing_ok=True)
+
+    def watch(self, part: str, describe: Callable[[], object]) -> None:
+        """Have a report say of a part what `describe` returns then; called from the thread that reports."""
+        self._parts[part] = describe
+
+    @contextlib.contextmanager
+    def reporting(self, *unreported: type[BaseException]) -> Iterator[None]:
+        """Write a report of the exception that leaves the block, and let it go on.
+
+        Args:
+          unreported: kinds that are the user's to mend and are told in full elsewhere.
+        """
+        try:
+            yield
+        except unreported:
+            raise
+        except Exception as error:
+            self.write(error)
+            raise
+
+    def write(self, error: BaseException) -> dict[str, Any]:
+        """Write `crash.json` and `crash.txt` and return the report; what cannot be found out is left out, and nothing is raised."""
+        report = self._report(error)
+        with contextlib.suppress(AttributeError):
+            setattr(error, _REPORT, report)
+        try:
+            text = json.dumps(report, indent=2, ensure_ascii=False) + "\n"
+            (self._run_dir / "crash.json").write_text(text, encoding="utf-8", errors="backslashreplace")
+            (self._run_dir / "crash.txt").write_text(as_text(report), encoding="utf-8", errors="backslashreplace")
+        except OSError as failure:
+            logger.error("the crash report could not be written: %s", failure)
+        resume = f"; step {report['saved_step']} is saved; resume with: {report['resume']}" if report["resume"] else "; no step is saved"
+        # The whole of it is for the log; a terminal shows the panel.
+        logger.info("the run failed in component %r: %s%s", report["component"], report["error"]["message"], resume, exc_info=error)
+        return report
+
+    def _report(self, error: BaseException) -> dict[str, Any]:
+        cut = self._log.redactor
+        saved = self._try(self._saved_step)
+        saved_step = saved if isinstance(saved, int) else None
+        chain = [{"type": type(part).__name__, "message": cut(str(part))} for part in _causes(error)]
+        return {
+            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+            "component": component_of_error(error),
+            "error": chain[0],
+            "causes": chain[1:],
+            "last_reported_step": self._log.step,
+            "parts": {part: cut(str(self._try(describe))) for part, describe in self._parts.items()},
+            "failed_threads": list(self._log.failed_threads),
+            "saved_step": saved_step,
+            "resume": None if saved_step is None else resume_command(self._run_dir),
+            "run_dir": str(self._run_dir),
+            "environment": self._try(self._environment),
+            "traceback": cut("".join(traceback.format_exception(error))).splitlines(),
+        }
+
+    def _environment(self) -> Any:
+        return json.loads((self._run_dir / "environment.json").read_text(encoding="utf-8"))
+
+    @staticmethod
+    def _try(ask: Callable[[], object]) -> object:
+        try:
+            return ask()
+        except Exception as error:  # a part that is broken cannot say where it stands
+            return f"unknown ({type(error).__name__}: {error})"
+
+
+def as_text(report: dict[str, Any]) -> str:
+    """Return a report for people: what the panel says, then everything else."""
+    environment = report["environment"] if isinstance(report["environment"], dict) else {}
+    packages = ", ".join(f"{name} {version}" for name, version in (environment.get("packages") or {}).items() if version)
+    lines = [
+        *_summary(report),
+        "",
+        *[f"{part}: {state}" for part, state in report["parts"].items()],
+        *[f"also failed: {line}" for line in report["failed_threads"]],
+        "",
+        f"at {report['time']}, jaxrl {environment.get('jaxrl')}, commit {environment.get('commit')}, Python {environment.get('python')}, "
+        f"{environment.get('platform')}",
+        packages,
+        "",
+        *report["traceback"],
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def show(report: dict[str, Any], console: Console) -> None:
+    """Print a report's short form as a panel."""
+    console.print(Panel(Text("\n".join(_summary(report))), title="The run failed", title_align="left", border_style="red"))
+
+
+def _summary(report: dict[str, Any]) -> list[str]:
+    error = report["error"]
+    lines = [f"component: {report['component']}", f"{error['type']}: {error['message']}"]
+    lines += [f"caused by {cause['type']}: {cause['message']}" for cause in report["causes"]]
+    step = report["last_reported_step"]
+    lines.append("no step was finished by this process" if step is None else f"last finished step: {step}")
+    if report["resume"] is None:
+        lines.append("no step is saved; mend the cause and start again")
+    else:
+        lines += [f"step {report['saved_step']} is saved; resume with:", f"  {report['resume']}"]
+    return [*lines, f"more in {report['run_dir']}/crash.txt and {report['run_dir']}/logs"]
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    """Return an exception and what it was raised from, outermost first."""
+    chain: list[BaseException] = []
+    part: BaseException | None = error
+    while part is not None and part not in chain and len(chain) < _MAX_CAUSES:
+        chain.append(part)
+        part = part.__cause__
+    return chain

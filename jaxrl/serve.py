@@ -1,0 +1,78 @@
+"""`python -m jaxrl.serve --config FILE.toml [--any.key VALUE ...]`: serve a model over HTTP, for OpenAI's client and for `inference`.
+
+Parses, calls `launch.serving`, and turns the outcome into an exit code: 0 stopped on request, 1 the server failed, 2 the command
+line, the configuration, the model directory or the address is wrong, 130 Ctrl-C before there was anything to stop. It builds
+nothing itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from jaxrl.config.dump import dump_toml
+from jaxrl.config.load import build_parser, load_config_aloud, parse_cli
+from jaxrl.config.serve import ServeConfig
+from jaxrl.errors import ConfigError, JaxrlError, ModelLoadError
+
+EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve, and return the process's exit code.
+
+    Args:
+      argv: the command line without the program's name; None takes the process's own.
+
+    Returns:
+      0, 1, 2 or 130, as the module says.
+    """
+    errors = Console(stderr=True, highlight=False)
+
+    def warn(text: str) -> None:
+        errors.print(f"Warning: {text}", style="yellow", markup=False, soft_wrap=True)
+
+    parser = build_parser(
+        "python -m jaxrl.serve",
+        "Serve a model over HTTP.",
+        examples="--server.port 8001, --inference.num_slots 32, --model.name models/mine",
+        can_resume=False,
+    )
+    command = parse_cli(sys.argv[1:] if argv is None else argv, parser, ServeConfig)
+    try:
+        config = load_config_aloud(command.path, command.overrides, warn, ServeConfig)
+    except ConfigError as error:
+        errors.print(f"Configuration error: {error}", style="red", markup=False, soft_wrap=True)
+        return EXIT_USAGE
+    if command.flags.dry_run:
+        sys.stdout.write(dump_toml(config))
+        return EXIT_OK
+
+    # Before any library is imported that would set up a handler of its own, which would show every INFO line too.
+    handler = logging.StreamHandler()
+    handler.setLevel(logging.WARNING)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
+
+    # JAX is imported only now, so that a wrong configuration fails before any device is touched.
+    from jaxrl.launch import serving
+
+    out = Console(highlight=False)
+    try:
+        serving.serve(config, lambda text: out.print(text, markup=False, soft_wrap=True))
+    except (ConfigError, ModelLoadError) as error:
+        errors.print(f"Configuration error: {error}", style="red", markup=False, soft_wrap=True)
+        return EXIT_USAGE
+    except JaxrlError as error:
+        errors.print(f"The server failed: {error}", style="red", markup=False, soft_wrap=True)
+        return EXIT_FAILED
+    except KeyboardInterrupt:  # while serving, Ctrl-C ends in order and raises nothing
+        errors.print("Interrupted.", style="red")
+        return EXIT_INTERRUPTED
+    return EXIT_OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,175 @@
+"""What is sent to a server, and that no answer is believed which is not exactly about the tokens that were sent."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxrl.errors import EngineError
+from jaxrl.inference import wire
+from jaxrl.inference.endpoint import FinishReason, GenerateRequest, TokenSampling
+
+PROMPT = np.array([5, 6, 7], np.int32)
+SAMPLING = TokenSampling(max_tokens=3, temperature=0.5, seed=2**63 - 1, stop_ids=(9,), stop=("end",))
+REQUEST = GenerateRequest("r", PROMPT, SAMPLING)
+
+TOKENS_ANSWER: dict[str, Any] = {
+    "prompt_token_ids": [5, 6, 7],
+    "choices": [
+        {
+            "finish_reason": "stop",
+            "token_ids": [8, 9],
+            "logprobs": {"content": [{"token_id": 8, "logprob": -0.5}, {"token_id": 9, "logprob": -0.25}]},
+        }
+    ],
+}
+COMPLETION_ANSWER: dict[str, Any] = {
+    "choices": [
+        {
+            "finish_reason": "stop",
+            "text": "whatever",
+            "token_ids": [8, 9],
+            "prompt_token_ids": [5, 6, 7],
+            "logprobs": {"token_logprobs": [-0.5, -0.25], "tokens": ["token_id:8", "token_id:9"]},
+        }
+    ]
+}
+SCORES: list[Any] = [None, {"6": {"logprob": -0.5}, "1": {"logprob": -0.1}}, {"2": {"logprob": -0.2}, "7": {"logprob": -1.5}}]
+ANSWERS = {wire.TOKENS_PATH: TOKENS_ANSWER, wire.COMPLETIONS_PATH: COMPLETION_ANSWER}
+
+
+def read(answer: Any, path: str = wire.TOKENS_PATH):
+    return wire.read_generation(json.dumps(answer).encode(), path, REQUEST)
+
+
+def score(entries: Any, **more: Any) -> np.ndarray:
+    answer = {"choices": [{}], "prompt_logprobs": entries, **more}
+    return wire.read_scores(json.dumps(answer).encode(), PROMPT)
+
+
+def changed(answer: dict[str, Any], **choice: Any) -> dict[str, Any]:
+    """Return an answer whose choice has other fields."""
+    answer = copy.deepcopy(answer)
+    answer["choices"][0].update(choice)
+    return answer
+
+
+@pytest.mark.parametrize("path", ANSWERS)
+def test_every_setting_is_sent_so_that_the_servers_own_defaults_do_not_come_in(path: str) -> None:
+    body = wire.generate_body(path, "toy", REQUEST)
+    settings = body["sampling_params"] if path == wire.TOKENS_PATH else body
+    assert body["token_ids" if path == wire.TOKENS_PATH else "prompt"] == [5, 6, 7]
+    expected = {"max_tokens": 3, "temperature": 0.5, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "n": 1}
+    assert expected.items() <= settings.items()
+    assert (settings["seed"], settings["stop"], settings["stop_token_ids"]) == (2**63 - 1, ["end"], [9])
+    json.dumps(body)  # plain numbers only
+
+
+@pytest.mark.parametrize("path", ANSWERS)
+def test_a_generation_is_the_ids_and_logprobs_of_the_answer_and_has_no_policy_version(path: str) -> None:
+    generation = read(ANSWERS[path], path)
+    assert generation.token_ids.tolist() == [8, 9] and generation.token_ids.dtype == np.int32
+    assert generation.logprobs.tolist() == [-0.5, -0.25] and generation.logprobs.dtype == np.float32
+    assert generation.versions.tolist() == [-1, -1]
+    assert generation.finish_reason is FinishReason.STOP
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"token_ids": None}, "returned text and no token ids, and text is never tokenised again"),
+        ({"token_ids": ["8", 9]}, "`token_ids` holds '8' at position 0, expected a token id"),
+        ({"token_ids": [8, True]}, "`token_ids` holds True at position 1"),
+        ({"token_ids": [8, -1]}, "`token_ids` holds -1 at position 1"),
+        ({"token_ids": [8]}, "1 tokens and 2 logprobs"),
+        ({"token_ids": [8, 9, 9, 9]}, "returned 4 tokens, asked for at most 3"),
+        ({"token_ids": [8, 7]}, "the logprob of sampled token 1 is for id 9, and the token's id is 7"),
+        ({"finish_reason": "tool_calls"}, "`finish_reason`='tool_calls'"),
+        ({"logprobs": None}, "no logprobs of the sampled tokens"),
+        ({"prompt_token_ids": [5, 6]}, "the prompt was 2 tokens, 3 were sent, and they differ from position 2 on"),
+        ({"prompt_token_ids": [5, 4, 7]}, "they differ from position 1 on"),
+    ],
+)
+@pytest.mark.parametrize("path", ANSWERS)
+def test_an_answer_that_is_not_about_these_tokens_is_refused(path: str, fields: dict[str, Any], said: str) -> None:
+    answer = changed(ANSWERS[path], **fields)
+    if "prompt_token_ids" in fields:
+        answer.pop("prompt_token_ids", None)
+    with pytest.raises(EngineError, match=said.replace("(", r"\(")):
+        read(answer, path)
+
+
+@pytest.mark.parametrize("number", [None, float("nan"), float("-inf"), "-0.5", True, 0.5])
+def test_a_sampled_token_needs_a_finite_logprob(number: object) -> None:
+    content = [{"token_id": 8, "logprob": -0.5}, {"token_id": 9, "logprob": number}]
+    with pytest.raises(EngineError, match="the logprob of sampled token 1 is .*, expected a finite number of at most 0"):
+        read(changed(TOKENS_ANSWER, logprobs={"content": content}))
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"<html>busy</html>", "not JSON: '<html>busy"),
+        (b"[1]", "a JSON list, expected an object"),
+        (b'{"choices": []}', r"`choices`=\[\], expected a list of one choice"),
+        (b'{"choices": [{}, {}]}', "expected a list of one choice"),
+    ],
+)
+def test_garbage_is_refused_and_shown(content: bytes, said: str) -> None:
+    with pytest.raises(EngineError, match=said):
+        wire.read_generation(content, wire.TOKENS_PATH, REQUEST)
+    with pytest.raises(EngineError, match=said):
+        wire.read_scores(content, PROMPT)
+
+
+def test_a_score_is_taken_by_the_exact_id_wherever_it_stands_in_the_entry() -> None:
+    assert score(SCORES).tolist() == [0.0, -0.5, -1.5]
+    answer = {"choices": [{"prompt_logprobs": SCORES}]}  # where completions put it
+    assert wire.read_scores(json.dumps(answer).encode(), PROMPT).tolist() == [0.0, -0.5, -1.5]
+
+
+@pytest.mark.parametrize(
+    ("entries", "said"),
+    [
+        (None, "gave no `prompt_logprobs`"),
+        (SCORES[:2], "for 2 tokens, expected 3"),
+        ([*SCORES, {"8": {"logprob": -1.0}}], "for 4 tokens, expected 3"),
+        ([None, {"1": {"logprob": -0.1}}, SCORES[2]], "position 1 is for the ids 1, the token there is 6: the server scored another sequence"),
+        ([None, None, SCORES[2]], "position 1 is None"),
+        ([None, SCORES[1], {"7": {"logprob": float("nan")}}], "token 7 at position 2 is nan"),
+        ([None, SCORES[1], {"7": {}}], "token 7 at position 2 is None"),
+    ],
+)
+def test_a_score_with_a_hole_another_id_or_another_length_is_refused(entries: Any, said: str) -> None:
+    with pytest.raises(EngineError, match=said):
+        score(entries)
+
+
+def test_a_score_of_another_prompt_is_refused() -> None:
+    with pytest.raises(EngineError, match="it changes prompts"):
+        score(SCORES, prompt_token_ids=[1, 5, 6, 7])
+
+
+def test_models_are_listed_with_the_window_that_the_server_tells() -> None:
+    content = json.dumps({"data": [{"id": "a", "max_model_len": 8}, {"id": "b"}]}).encode()
+    assert wire.read_models(content) == {"a": 8, "b": None}
+    with pytest.raises(EngineError, match="no OpenAI-compatible server"):
+        wire.read_models(b'{"data": "x"}')
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b'{"error": {"message": "bad  thing", "code": 400}}', "bad thing"),
+        (b'{"detail": "Not Found"}', "Not Found"),
+        (b'{"detail": [{"loc": ["x"]}]}', '[{"loc": ["x"]}]'),
+        (b"plain\ntext", "plain text"),
+        (b"x" * 600, "x" * 500 + "..."),
+    ],
+)
+def test_what_a_server_says_is_wrong_is_one_line(content: bytes, said: str) -> None:
+    assert wire.read_problem(content) == said
