@@ -10,6 +10,8 @@ from jaxrl import launch, train
 from jaxrl.config.load import load_config
 from jaxrl.config.run import RunConfig
 from jaxrl.errors import CheckpointError, ConfigError, DeadlineError, JaxrlError, ModelLoadError, RunFailedError
+from jaxrl.monitors.crash import CrashReporter, failing_in
+from jaxrl.monitors.logs import Redactor, RunLog
 
 CONFIG = Path(__file__).parents[1] / "configs" / "quickstart.toml"
 
@@ -67,6 +69,24 @@ def test_a_fault_of_our_own_is_not_dressed_up(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(launch, "launch", end)
     with pytest.raises(KeyError, match="a bug"):
         train.main(["--config", str(CONFIG)])
+
+
+@pytest.mark.parametrize("fault", [RunFailedError("nothing to train on"), KeyError("a bug")], ids=["ours to tell", "a bug"])
+def test_a_run_that_left_a_report_shows_its_short_form(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, fault: Exception
+) -> None:
+    def end(config: object, *, resume: bool) -> None:
+        with CrashReporter(tmp_path, RunLog(Redactor()), lambda: 3).reporting(), failing_in("trainer"):
+            raise fault
+
+    monkeypatch.setattr(launch, "launch", end)
+    if isinstance(fault, JaxrlError):
+        assert train.main(["--config", str(CONFIG)]) == train.EXIT_FAILED
+    else:
+        with pytest.raises(KeyError):
+            train.main(["--config", str(CONFIG)])
+    shown = capsys.readouterr().err
+    assert "component: trainer" in shown and f"resume with: {sys.executable} -m jaxrl.train --resume {tmp_path}\n" in shown
 
 
 def test_a_run_that_was_moved_goes_on_in_its_new_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

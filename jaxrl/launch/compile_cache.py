@@ -43,10 +43,10 @@ def use_compile_cache(config: RunSection) -> Path | None:
     Returns:
       The folder in use; None where there is none: switched off, set up elsewhere, or not writable, which is logged as a warning.
     """
-    if not config.compile_cache or not jax.config.read("jax_enable_compilation_cache"):
+    if not config.compile_cache or not jax.config.values["jax_enable_compilation_cache"]:
         return None
     folder = cache_folder(config)
-    in_use = jax.config.read("jax_compilation_cache_dir")
+    in_use = jax.config.values["jax_compilation_cache_dir"]
     if in_use == str(folder):
         return folder
     if in_use is not None:

@@ -161,6 +161,7 @@ def as_text(report: dict[str, Any]) -> str:
     packages = ", ".join(f"{name} {version}" for name, version in (environment.get("packages") or {}).items() if version)
     lines = [
         *_summary(report),
+        *_what_to_do(report),
         "",
         *[f"{part}: {state}" for part, state in report["parts"].items()],
         *[f"also failed: {line}" for line in report["failed_threads"]],
@@ -175,8 +176,10 @@ def as_text(report: dict[str, Any]) -> str:
 
 
 def show(report: dict[str, Any], console: Console) -> None:
-    """Print a report's short form as a panel."""
+    """Print a report's short form as a panel, and below it, whole and on one line, what there is to copy."""
     console.print(Panel(Text("\n".join(_summary(report))), title="The run failed", title_align="left", border_style="red"))
+    for line in _what_to_do(report):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def _summary(report: dict[str, Any]) -> list[str]:
@@ -185,11 +188,14 @@ def _summary(report: dict[str, Any]) -> list[str]:
     lines += [f"caused by {cause['type']}: {cause['message']}" for cause in report["causes"]]
     step = report["last_reported_step"]
     lines.append("no step was finished by this process" if step is None else f"last finished step: {step}")
+    return lines
+
+
+def _what_to_do(report: dict[str, Any]) -> list[str]:
+    more = f"more in {report['run_dir']}/crash.txt and {report['run_dir']}/logs"
     if report["resume"] is None:
-        lines.append("no step is saved; mend the cause and start again")
-    else:
-        lines += [f"step {report['saved_step']} is saved; resume with:", f"  {report['resume']}"]
-    return [*lines, f"more in {report['run_dir']}/crash.txt and {report['run_dir']}/logs"]
+        return ["no step is saved: mend the cause and start again", more]
+    return [f"step {report['saved_step']} is saved; resume with: {report['resume']}", more]
 
 
 def _causes(error: BaseException) -> list[BaseException]:

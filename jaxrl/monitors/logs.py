@@ -185,5 +185,5 @@ def _faults_to(path: Path) -> Iterator[None]:
         finally:
             faulthandler.disable()
             file.truncate(size_before)
-    if size_before == 0:
-        path.unlink(missing_ok=True)
+            if size_before == 0:
+                path.unlink(missing_ok=True)

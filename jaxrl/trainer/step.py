@@ -129,8 +129,8 @@ class StepPrograms:
         denominators = jax.ShapeDtypeStruct((len(COMPONENTS),), jnp.float32, sharding=replicated(mesh))
         metrics = jax.eval_shape(self._loss, params, arrays, denominators)[1][0]
         grads = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.float32), params)
-        accumulator = Accumulator(with_shardings(mesh, grads), with_shardings(mesh, metrics))
-        self._abstract_accumulator = accumulator
+        self.abstract_accumulator = accumulator = Accumulator(with_shardings(mesh, grads), with_shardings(mesh, metrics))
+        """Shape, dtype and sharding of every sum of a step."""
 
         state_shardings, sums_shardings = _shardings(self.abstract_state), _shardings(accumulator)
         self._start = jax.jit(self._new_state, out_shardings=state_shardings, donate_argnums=0)
@@ -237,7 +237,7 @@ class StepPrograms:
         return state, metrics
 
     def _zeros(self) -> Accumulator:
-        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), self._abstract_accumulator)
+        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), self.abstract_accumulator)
 
     def _new_state(self, params: Params) -> TrainState:
         # Three separate zeros: one shared buffer could not be donated three times.

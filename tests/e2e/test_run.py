@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import itertools
+import json
 import re
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from jaxrl.launch import array_arm, training
 from jaxrl.launch.side_by_side import side_by_side
 from jaxrl.monitors.metrics import MEANINGS
 from jaxrl.trainer.compiles import num_compiles
+from jaxrl.weights import WeightStore
 from tests.e2e.runs import EVALUATED, UNMEASURED, checkpoints_of, metrics, rollouts, run_here, small_run
 from tests.test_surface import METRICS
 
@@ -36,6 +38,7 @@ def promised_metrics() -> set[str]:
     ledger = {f"ledger/{bucket}" for bucket in BUCKETS}
     ratios = ("zero_signal_fraction", "signal_groups_per_episode", "signal_groups_per_cost")
     tasks = {f"tasks/chain_sum/{counter}" for counter in ("groups", "signal_groups", "episodes", "cost", *ratios)}
+    names |= {"memory/host_rss_gib", "memory/host_peak_gib", "compile/cache_hits"}
     return names - {"ledger/<bucket>", "throughput/mfu_frac"} | ledger | tasks
 
 
@@ -64,6 +67,13 @@ def test_a_synchronous_run_writes_its_folder_and_measures_no_mismatch(tmp_path):
         assert rows[step]["policy/version"] == step
         assert promised_metrics() - rows[step].keys() == set()
     assert [name for row in rows.values() for name in row if name != "step" and not has_meaning(name)] == []
+    start_up = json.loads((run_dir / "environment.json").read_text())["start_up"]
+    assert start_up["load_s"] > 0 and start_up["compile_s"] > 0 and start_up["programs"] > 8
+    assert (start_up["programs_from_cache"], start_up["compile_cache"]) == (0, None), "tests compile for themselves"
+    assert {path.name for path in (run_dir / "logs").iterdir()} == {"run.log", "run.jsonl"}
+    records = [json.loads(line) for line in (run_dir / "logs" / "run.jsonl").read_text().splitlines()]
+    assert [r["step"] for r in records if r["message"].startswith("done:")] == [3]
+    assert any(re.fullmatch(r"compiled grad_step in [\d.]+ s", r["message"]) for r in records)
 
     assert run_here(small_run(run_dir, *EVALUATED, "--run.max_steps=3"), resume=True).is_complete, "there is nothing left to do"
     with pytest.raises(ConfigError, match="at step 3 already"):
@@ -184,6 +194,29 @@ def test_a_run_that_fails_says_what_is_saved_and_how_to_resume(tmp_path, caplog,
         run_here(small_run(run_dir, *UNMEASURED, "--orchestrator.max_empty_batches=1"))
     assert "step 1 is saved; resume with" in caplog.text
     assert f"--resume {run_dir}" in caplog.text
+    report = json.loads((run_dir / "crash.json").read_text())
+    assert (report["component"], report["last_reported_step"], report["saved_step"]) == ("orchestrator", 1, 1)
+    assert report["parts"].keys() == {"device thread", "engine", "orchestrator", "trainer", "policy"}
+    assert report["parts"]["trainer"] == "1 of 500 steps done", report["parts"]
+    assert report["environment"]["packages"]["jax"] == jax.__version__
+
+
+def test_a_trainer_that_fails_is_named_and_its_failure_is_the_one_that_is_told(tmp_path, monkeypatch):
+    def publish(self, version, params):
+        raise MemoryError("no room for the new weights")
+
+    @contextlib.contextmanager
+    def full(*args):
+        with array_arm(*args) as arm:
+            monkeypatch.setattr(WeightStore, "publish", publish)
+            yield arm
+
+    monkeypatch.setattr(training, "array_arm", full)
+    with pytest.raises(MemoryError, match="no room"):
+        run_here(small_run(tmp_path / "run", *UNMEASURED))
+    report = json.loads((tmp_path / "run" / "crash.json").read_text())
+    assert report["component"] == "weights"
+    assert report["resume"] is None and "no step is saved" in (tmp_path / "run" / "crash.txt").read_text()
 
 
 def test_an_evaluation_may_take_longer_than_any_wait(tmp_path, monkeypatch):

@@ -106,7 +106,7 @@ def test_an_answer_that_is_not_about_these_tokens_is_refused(path: str, fields: 
 @pytest.mark.parametrize("number", [None, float("nan"), float("-inf"), "-0.5", True, 0.5])
 def test_a_sampled_token_needs_a_finite_logprob(number: object) -> None:
     content = [{"token_id": 8, "logprob": -0.5}, {"token_id": 9, "logprob": number}]
-    with pytest.raises(EngineError, match="the logprob of sampled token 1 is .*, expected a finite number of at most 0"):
+    with pytest.raises(EngineError, match=r"the logprob of sampled token 1 is .*, expected a finite number of at most 0"):
         read(changed(TOKENS_ANSWER, logprobs={"content": content}))
 
 
@@ -138,7 +138,7 @@ def test_a_score_is_taken_by_the_exact_id_wherever_it_stands_in_the_entry() -> N
         (None, "gave no `prompt_logprobs`"),
         (SCORES[:2], "for 2 tokens, expected 3"),
         ([*SCORES, {"8": {"logprob": -1.0}}], "for 4 tokens, expected 3"),
-        ([None, {"1": {"logprob": -0.1}}, SCORES[2]], "position 1 is for the ids 1, the token there is 6: the server scored another sequence"),
+        ([None, {"1": {"logprob": -0.1}}, SCORES[2]], "position 1 is for the ids 1, the token there is 6: the server scored another"),
         ([None, None, SCORES[2]], "position 1 is None"),
         ([None, SCORES[1], {"7": {"logprob": float("nan")}}], "token 7 at position 2 is nan"),
         ([None, SCORES[1], {"7": {}}], "token 7 at position 2 is None"),

@@ -177,7 +177,7 @@ class FakeModel:
     def _prompt_logprobs(self, prompt: list[int], settings: dict[str, Any]) -> list[Any] | None:
         if "prompt_logprobs" not in settings:
             return None
-        return [None] + [entry(token_id, position) for position, token_id in enumerate(prompt)][1:]
+        return [None, *[entry(token_id, position) for position, token_id in enumerate(prompt)][1:]]
 
     def _tokens(self, body: dict[str, Any]) -> dict[str, Any]:
         prompt, settings = body["token_ids"], body["sampling_params"]

@@ -42,7 +42,9 @@ def test_a_run_leaves_metrics_rollouts_evals_environment_and_picture(tmp_path: P
     ]
     assert read_lines(tmp_path / "metrics.jsonl") == [{"step": 0, "eval/add/success_rate": 0.5}, {"step": 1, "rollout/reward/mean": 1.0}]
     assert len(read_lines(tmp_path / "rollouts" / "step_000001.jsonl")) == 2
-    assert json.loads((tmp_path / "environment.json").read_text())["devices"] == ["cpu:0"]
+    m.note(start_up={"load_s": 1.5})
+    environment = json.loads((tmp_path / "environment.json").read_text())
+    assert environment["devices"] == ["cpu:0"] and environment["start_up"] == {"load_s": 1.5}
 
 
 def test_monitors_that_are_off_write_nothing_and_metrics_are_always_on(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from jaxrl.monitors.terminal import Terminal, sparkline
+from jaxrl.monitors.terminal import EngineMeter, Terminal, sparkline
 
 VALUES = {"rollout/reward/mean": 0.4375, "mismatch/kl/mean": 1.2e-7, "throughput/generated_tokens_per_s": 6312.4, "time/step_s": 1.5}
 
@@ -45,6 +45,41 @@ def test_a_phase_is_named_once_in_a_log() -> None:
     for done in (0, 1, 2, 0, 1, 2):
         terminal.progress("compiling", done, 2)
     assert out.getvalue() == "compiling ...\n"
+
+
+def test_a_log_says_how_long_a_phase_took_the_first_time_and_that_a_long_one_goes_on() -> None:
+    clock = Clock()
+    terminal, out = plain(clock)
+    for now, done in ((0, 0), (29, 1), (31, 2), (45, 3), (62, 4), (100, 0), (150, 4)):
+        clock.now = 100.0 + now
+        terminal.progress("compiling", done, 4, f"prefill {done}")
+    terminal.progress("training", 0, 2)
+    clock.now += 0.5
+    terminal.progress("training", 2, 2)
+    assert out.getvalue().splitlines() == [
+        "compiling ...",
+        "compiling 2/4 prefill 2, 0:31",
+        "compiling took 62.0 s",
+        "training ...",
+    ]
+
+
+def test_the_meter_of_an_engine_shows_the_speed_of_the_last_seconds() -> None:
+    clock, tokens = Clock(), 0.0
+
+    def stats() -> dict[str, float]:
+        return {"running": 3.0, "waiting": 1.0, "generated_tokens": tokens}
+
+    meter = EngineMeter(stats, clock)
+    assert meter() == "3 running, 1 waiting, 0 tokens, 0 tok/s"
+    for _ in range(20):
+        clock.now, tokens = clock.now + 1, tokens + 100
+        meter()
+    assert meter() == "3 running, 1 waiting, 2,000 tokens, 100 tok/s"
+    for _ in range(5):
+        clock.now += 1
+        meter()
+    assert meter().endswith(", 0 tok/s")
 
 
 def test_a_log_shows_what_is_waited_for_every_thirty_seconds_at_most() -> None:
@@ -95,7 +130,9 @@ def test_on_a_terminal_the_view_shows_step_reward_phase_and_wait_and_log_lines_g
         console = Console(file=out, force_terminal=True, width=100, height=30, _environ={"TERM": "xterm"})
         terminal = Terminal("run", 60, console=console, clock=Clock())
         terminal.step(7, VALUES)
-        terminal.progress("generating", 3, 8)
+        terminal.progress("generating", 3, 8, "group 2")
+        terminal.meter("engine", lambda: "12 running")
+        terminal.meter("broken", lambda: str(1 / 0))
         terminal.status("waiting for the trainer")
         logging.getLogger("jaxrl.test").warning("careful")
         live = terminal._live
@@ -108,7 +145,7 @@ def test_on_a_terminal_the_view_shows_step_reward_phase_and_wait_and_log_lines_g
     finally:
         root.removeHandler(handler)
     text = out.getvalue()
-    for part in ("jaxrl · run", "step 7/60", "0.438", "generating", "3/8", "waiting for the trainer", "careful"):
+    for part in ("jaxrl · run", "step 7/60", "0.438", "generating", "group 2  3/8, 0:00", "engine  12 running", "waiting for the trainer", "careful"):
         assert part in text
     assert handler.stream is stream
 

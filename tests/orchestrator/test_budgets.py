@@ -1,6 +1,7 @@
 import pytest
 
 from jaxrl.errors import RunFailedError
+from jaxrl.monitors.crash import component_of_error
 from jaxrl.orchestrator.budgets import EmptyBatchBudget, FailureBudget
 from jaxrl.orchestrator.metrics import StepTally
 from jaxrl.types import Boundary, Failure
@@ -17,6 +18,14 @@ def test_one_good_rollout_ends_a_row_of_failures():
         budget.add(rollout)
     with pytest.raises(RunFailedError, match=r"3 rollouts in a row failed.*'grader': ZeroDivisionError: by zero"):
         budget.add(_failed())
+
+
+@pytest.mark.parametrize(("boundary", "component"), [(Boundary.GRADER, "environment 'env'"), (Boundary.POLICY, "engine")])
+def test_the_component_to_blame_is_the_side_of_the_boundary_that_failed(boundary, component):
+    rollout = make_rollout(None, failure=Failure(boundary, "X", "x"), with_samples=False, env_name="env")
+    with pytest.raises(RunFailedError) as caught:
+        FailureBudget(1).add(rollout)
+    assert component_of_error(caught.value) == component
 
 
 def test_an_unscored_rollout_is_no_failure():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +11,7 @@ import jax
 import numpy as np
 
 from jaxrl.batching import pack
-from jaxrl.config.trainer import TrainerConfig
+from jaxrl.config.trainer import MeshConfig, TrainerConfig
 from jaxrl.models import ModelSpec, build_mesh, build_model
 from jaxrl.models.transformer import Params
 from jaxrl.trainer.state import Accumulator, TrainState
@@ -33,7 +34,17 @@ SPEC = ModelSpec.from_hf(
         "max_position_embeddings": 128,
     }
 )
+UNTIED = dataclasses.replace(SPEC, family="qwen2", is_tied=False, has_qk_norm=False, has_attention_bias=True)
+"""What `SPEC` does not have: a head of its own, and biases in place of the norms on queries and keys."""
 ROW_LENGTH = 16
+ALONE = MeshConfig()
+MESHES = {
+    "data 8": MeshConfig(data=8),
+    "fsdp 8": MeshConfig(fsdp=8),
+    "2x2x2": MeshConfig(data=2, fsdp=2, tensor=2),
+    "tensor 2": MeshConfig(tensor=2),
+}
+"""What eight devices, or two, can be arranged as."""
 
 
 def make_config(**fields: Any) -> TrainerConfig:
@@ -45,6 +56,7 @@ def make_config(**fields: Any) -> TrainerConfig:
         "head_chunk_tokens": 8,
         "optimizer": {
             "lr": 1e-2,
+            "eps": 1e-3,
             "weight_decay": 0.1,
             "max_grad_norm": 0.05,
             "schedule": {"type": "constant", "warmup_steps": 4},
@@ -54,14 +66,14 @@ def make_config(**fields: Any) -> TrainerConfig:
 
 
 @functools.cache
-def make_programs(config: TrainerConfig, max_steps: int = 100) -> StepPrograms:
-    """Programs of the tiny model on the first devices of the configured mesh; kept, because compiling takes seconds."""
+def make_programs(config: TrainerConfig, max_steps: int = 100, spec: ModelSpec = SPEC) -> StepPrograms:
+    """Programs of a tiny model on the first devices of the configured mesh; kept, because compiling takes seconds."""
     mesh = build_mesh(config.mesh, jax.devices()[: config.mesh.num_devices])
-    return build_programs(build_model(SPEC, mesh), config, mesh, max_steps)
+    return build_programs(build_model(spec, mesh), config, mesh, max_steps)
 
 
 @functools.cache
-def make_params() -> Params:
+def make_params(spec: ModelSpec = SPEC) -> Params:
     """Initial weights in numpy, the same every time and for every mesh."""
     rng = np.random.default_rng(0)
 
@@ -69,12 +81,12 @@ def make_params() -> Params:
         is_norm = path[-1].key == "scale"
         return np.ones(leaf.shape, np.float32) if is_norm else rng.normal(0, 0.1, leaf.shape).astype(np.float32)
 
-    return jax.tree_util.tree_map_with_path(draw, build_model(SPEC).abstract_params("float32"))
+    return jax.tree_util.tree_map_with_path(draw, build_model(spec).abstract_params("float32"))
 
 
 def make_state(programs: StepPrograms) -> TrainState:
     """A fresh state with the same weights every time."""
-    return programs.init_state(make_params())
+    return programs.init_state(make_params(programs.model.spec))
 
 
 def make_sample(

@@ -409,13 +409,13 @@ def _convert(table: dict[str, Any], body: type[B], prefix: str = "") -> B:
         return msgspec.convert(table, body)
     except msgspec.ValidationError as error:
         what, _, where = str(error).partition(" - at `$.")
-        if not where:  # a required field is missing
-            raise Refusal(400, what) from error
-        field = where.rstrip("`")
-        text = f"`{prefix}{field}`: {what[0].lower()}{what[1:]}"
-        if field == "stream" and body is GenerateBody:
-            text = "`stream`: this route answers at once; stream from /v1/completions or /v1/chat/completions"
-        raise Refusal(400, text, param=prefix + _top(field)) from error
+        field = where.rstrip("`") or what.rpartition("field ")[2].strip("`")  # without a place, a required field is missing
+        name = _top(field)
+        if name == "stream" and body is GenerateBody:
+            what = "this route answers at once; stream from /v1/completions or /v1/chat/completions"
+        elif ", got " not in what and isinstance(table.get(name), int | float | str):
+            what = f"{what}, got {table[name]!r:.100}"
+        raise Refusal(400, f"`{prefix}{field}`: {what[0].lower()}{what[1:]}", param=prefix + name) from error
 
 
 def _top(field: str) -> str:

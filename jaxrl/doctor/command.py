@@ -1,0 +1,73 @@
+"""The command: parse, run the checks in order, print a line for each, and return the exit code."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+
+from rich.console import Console
+
+from jaxrl.config.load import build_parser, load_config_aloud, parse_cli
+from jaxrl.doctor.endpoint import check_endpoint
+from jaxrl.doctor.examination import Examination
+from jaxrl.doctor.finding import Finding, Level, bad
+from jaxrl.doctor.memory import check_memory
+from jaxrl.doctor.model import check_head, check_model
+from jaxrl.doctor.parity import check_logprobs, check_parity
+from jaxrl.doctor.resume import check_resume
+from jaxrl.doctor.seeds import check_seeds
+from jaxrl.doctor.settings import check_budgets, check_config
+from jaxrl.doctor.template import check_template
+from jaxrl.doctor.tokenizer import check_tokenizer
+from jaxrl.errors import ConfigError, JaxrlError
+
+CHECKS: dict[str, Callable[[Examination], Finding]] = {
+    "config": check_config,
+    "tokenizer": check_tokenizer,
+    "template": check_template,
+    "budgets": check_budgets,
+    "endpoint": check_endpoint,
+    "head": check_head,
+    "model": check_model,
+    "memory": check_memory,
+    "parity": check_parity,
+    "logprobs": check_logprobs,
+    "seeds": check_seeds,
+    "resume": check_resume,
+}
+"""Every check by name, in the order in which they run: first what costs nothing."""
+
+DEFAULT_CHECKS = tuple(name for name in CHECKS if name != "resume")
+"""What runs without `--check`: everything but `resume`, which trains."""
+
+_STYLES = {Level.GOOD: "green", Level.WARNING: "yellow", Level.BAD: "red"}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the checks, print what they found, and return the process's exit code."""
+    parser = build_parser("python -m jaxrl.doctor", "Look a run over before it costs anything.")
+    parser.add_argument(
+        "--check", action="append", choices=list(CHECKS), help="run this check only; may be given several times (default: all but `resume`)"
+    )
+    out, errors = Console(highlight=False), Console(stderr=True, highlight=False)
+
+    def warn(text: str) -> None:
+        errors.print(f"Warning: {text}", style="yellow", markup=False, soft_wrap=True)
+
+    command = parse_cli(sys.argv[1:] if argv is None else argv, parser)
+    try:
+        config = load_config_aloud(command.path, command.overrides, warn)
+    except ConfigError as error:
+        errors.print(f"Configuration error: {error}", style="red", markup=False, soft_wrap=True)
+        return 2
+    is_good = True
+    with Examination(config) as exam:
+        for name in command.flags.check or DEFAULT_CHECKS:
+            try:
+                finding = CHECKS[name](exam)
+            except JaxrlError as error:
+                finding = bad(str(error))
+            is_good &= finding.is_good
+            out.print(f"{finding.level:4} {name:10}", style=_STYLES[finding.level], end="")
+            out.print(finding.text, markup=False, soft_wrap=True)
+    return 0 if is_good else 1

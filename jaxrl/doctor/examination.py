@@ -1,0 +1,115 @@
+"""One configuration under examination, and what several checks look at: its tokenizer, its worlds, its model on a device.
+
+Everything is built once, when a check first asks for it, and given back at the end. A part that cannot be built fails each
+check that needs it, with the same error and at no further cost. It judges nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from jaxrl.config.run import RunConfig
+from jaxrl.errors import JaxrlError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+    from jaxrl.envs.base import Environment
+    from jaxrl.inference.rendering import Renderer
+    from jaxrl.launch import ArrayArm
+    from jaxrl.trainer.step import StepPrograms
+
+
+class Examination:
+    """A `RunConfig` and what its checks share; a context manager that gives back what was built."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self.config = config
+        self._stack = contextlib.ExitStack()
+        self._arm: ArrayArm | JaxrlError | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release_arm()
+
+    @property
+    def model_name(self) -> str:
+        """The policy's directory or hub name."""
+        return self.config.orchestrator.model.name
+
+    @functools.cached_property
+    def directory(self) -> Path:
+        """Where the tokenizer's files and config.json are."""
+        from jaxrl.inference.hub import resolve_model_directory
+
+        return resolve_model_directory(self.model_name, "tokenizer")
+
+    @functools.cached_property
+    def renderer(self) -> Renderer:
+        """Messages to token ids, as the run does it."""
+        from jaxrl.inference.rendering import Renderer
+
+        return Renderer.from_pretrained(self.model_name)
+
+    @functools.cached_property
+    def tokenizer(self) -> PreTrainedTokenizerFast:
+        """The tokenizer by itself, for what its files say beside what is made of them."""
+        _ = self.renderer  # says what is wrong with the files, for people
+        from transformers import PreTrainedTokenizerFast
+
+        return PreTrainedTokenizerFast.from_pretrained(self.directory)
+
+    @functools.cached_property
+    def worlds(self) -> tuple[list[Environment], list[Environment]]:
+        """The training and the evaluation environments."""
+        from jaxrl.launch import build_worlds
+
+        _, train, heldout = build_worlds(self.config)
+        return train, heldout
+
+    @functools.cached_property
+    def programs(self) -> StepPrograms:
+        """The trainer's programs, none of them compiled, on the run's mesh; no weight is loaded for them."""
+        from jaxrl.launch.compile_cache import use_compile_cache
+        from jaxrl.models import build_mesh, load_spec
+        from jaxrl.models.transformer import build_model
+        from jaxrl.trainer.step import build_programs
+
+        use_compile_cache(self.config.run)
+        mesh = build_mesh(self.config.trainer.mesh)
+        return build_programs(build_model(load_spec(self.model_name), mesh), self.config.trainer, mesh, self.config.run.max_steps)
+
+    @property
+    def arm(self) -> ArrayArm:
+        """The model on its devices, with trainer and engine, compiled."""
+        if self._arm is None:
+            try:
+                self._arm = self._build_arm()
+            except JaxrlError as error:
+                self._arm = error
+        if isinstance(self._arm, JaxrlError):
+            raise self._arm
+        return self._arm
+
+    def release_arm(self) -> None:
+        """Give the devices' memory back; `arm` builds it anew."""
+        self._arm = None
+        self._stack.close()
+
+    def _build_arm(self) -> ArrayArm:
+        from jaxrl.launch import array_arm
+        from jaxrl.launch.compile_cache import use_compile_cache
+        from jaxrl.models import build_mesh
+
+        use_compile_cache(self.config.run)
+        mesh = build_mesh(self.config.trainer.mesh)
+        return self._stack.enter_context(array_arm(self.config, self.renderer, mesh, _show_nothing))
+
+
+def _show_nothing(phase: str, done: float, total: float, detail: str = "") -> None:
+    """Take the place of a progress bar."""
