@@ -1,8 +1,8 @@
 """`python -m jaxrl.train --config FILE.toml [--any.key VALUE ...]`: train a policy, or go on with `--resume RUN_DIR`.
 
 Parses, calls `launch`, and turns the outcome into an exit code: 0 done (or stopped on request, with its state saved), 1 the
-run failed, 2 the command line, the configuration or the model directory is wrong, 130 Ctrl-C while there was nothing to save.
-It builds nothing itself.
+run failed, 2 the command line, the configuration or the model directory is wrong, 130 Ctrl-C while there was nothing to save, 143
+likewise for SIGTERM. A run that failed shows the short form of its `crash.txt`. It builds nothing itself.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """From groups to fixed shapes, in numpy: message graphs to samples, samples to static micro-batches."""
 
 from jaxrl.batching.balance import partition
-from jaxrl.batching.packer import DEFAULT_ATTENTION_COST, first_fit_decreasing, pack
+from jaxrl.batching.layout import first_fit_decreasing
+from jaxrl.batching.packer import DEFAULT_ATTENTION_COST, pack
 from jaxrl.batching.samples import Branch, rollout_to_samples, trainable_branches
 from jaxrl.types import STREAM_FILL
 

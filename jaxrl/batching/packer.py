@@ -7,6 +7,10 @@ split, reordered inside, or cut silently, and nothing here knows which algorithm
 Legend: N samples, P packed samples (N without the dropped), M micro-batches, R rows of a micro-batch (all shards), T
 positions, S segments.
 
+Most of the time goes into memory: fresh pages have to be made, and lists of arrays have to be walked. A large batch therefore has a
+second thread, which makes pages and checks whole streams while the first one plans and copies. What it computes does not depend on
+that thread.
+
 Frozen and demonstration samples hold 0.0 as inference logprob and must have no rl or ref_kl member. A logprob of 0.0 is
 also what a live policy gives a token of probability 1, so that rule cannot be checked here: whoever stamps streams
 knows the source and keeps it.
@@ -14,14 +18,14 @@ knows the source and keeps it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from operator import attrgetter
+from typing import Any, Literal
 
-import msgspec
 import numpy as np
 
-from jaxrl.batching.balance import partition, split_to_multiple
+from jaxrl.batching.layout import Layout, plan_rows
 from jaxrl.errors import PackingError
 from jaxrl.types import (
     COMPONENTS,
@@ -52,6 +56,16 @@ COMPONENT_READS = {
     "ref_kl": ("ref_kl_weights", "ref_logprobs", "inference_logprobs"),
 }
 """Streams whose value at a member token enters that component's loss."""
+
+_STREAMS = (*REQUIRED_STREAMS, *OPTIONAL_STREAMS)
+_THREAD_FROM_TOKENS = 1_000_000
+"""Batches of fewer tokens are packed in one thread: there is too little to share."""
+_LAY_SAMPLES = 64
+"""Samples whose streams are copied in turn: arrays of one sample tend to be neighbours in memory."""
+_PAGE_BYTES = 4096
+
+Columns = dict[str, Sequence[np.ndarray | None]]
+"""Per stream the arrays of all samples, in order. A stream that no sample has is left out."""
 
 
 def pack(
@@ -109,80 +123,35 @@ def pack(
       [[6, 0, 0]]
     """
     _check_arguments(row_length, rows, shards, max_segments, overlong, context_shards)
-    _check_lengths(samples)
-    _check_credit(samples)
-    packed, overlong_indices = _fit_to_row(samples, row_length, overlong)
-    lengths = [len(sample.token_ids) for sample in packed]
-    grid = _plan(lengths, row_length, rows, shards, max_segments, attention_cost)
-    layout = _Layout.of(grid, lengths, row_length)
-    streams = _fill(packed, layout)
-    streams["segment_ids"], streams["position_ids"] = layout.segments_and_positions()
-    is_real = streams["segment_ids"] > 0
-    rl_weights, ce_weights, ref_kl_weights = (streams.get(name) for name in ("rl_weights", "ce_weights", "ref_kl_weights"))
-    members = component_members(streams["loss_mask"], rl_weights, ce_weights, ref_kl_weights, is_real)
-    _check_first_tokens(members, layout, packed)
-    _check_values(streams, members, is_real, layout, packed)
+    columns, lengths = _columns(samples)
+    _check_credit(samples, columns)
+    packed, columns, lengths, overlong_indices = _fit_to_row(samples, columns, lengths, row_length, overlong)
+    num_tokens, num_rows = sum(lengths), shards * rows
+    least = -(-num_tokens // (num_rows * row_length)) * num_rows * row_length
+    with ThreadPoolExecutor(1, "pack") if num_tokens >= _THREAD_FROM_TOKENS else _InPlace() as beside:
+        canvas = _Canvas(columns, least, beside)
+        grid = plan_rows(lengths, row_length, rows, shards, max_segments, attention_cost)
+        layout = Layout.of(grid, lengths, row_length)
+        streams = {name: canvas.take(name, layout.num_positions) for name in ("segment_ids", "position_ids")}
+        layout.write_segments_and_positions(*streams.values())
+        is_real = beside.submit(np.greater, streams["segment_ids"], 0)
+        streams |= _lay(canvas, columns, layout, packed)
+        members = beside.submit(_members, streams, is_real)
+        suspects = _suspects(streams)
+        _check_first_tokens(members.result(), layout, packed)
+        _check_values(streams, suspects, members.result(), layout, packed)
+    streams = {name: stream.reshape(-1, row_length) for name, stream in streams.items()}
     batch = TrainBatch(
         step=step,
-        micro_batches=_micro_batches(packed, grid, streams, shards * rows, max_segments),
-        member_counts=_count_members(members, shards, rows, context_shards, row_length),
+        micro_batches=_micro_batches(columns, grid, streams, num_rows, max_segments),
+        member_counts=_count_members(members.result(), shards, rows, context_shards, row_length),
         num_samples=len(packed),
-        num_tokens=sum(lengths),
-        num_loss_tokens=int(np.count_nonzero(members.rl | members.ce | members.ref_kl)),
+        num_tokens=num_tokens,
+        num_loss_tokens=_count_loss_tokens(members.result()),
         overlong=overlong_indices,
     )
-    _assert_shapes(batch, shards * rows, row_length, max_segments, shards * context_shards)
+    _assert_shapes(batch, num_rows, row_length, max_segments, shards * context_shards)
     return batch
-
-
-def first_fit_decreasing(lengths: Sequence[int], capacity: int, max_items: int) -> list[list[int]]:
-    """Put each item, longest first, into the first bin that has room for it.
-
-    A bin has room if the item fits and the bin holds fewer than `max_items`; otherwise a new bin is opened. Items of
-    one length keep their order. A tree of the room left under each node finds the first bin in O(log n).
-
-    Args:
-      lengths: [N] int, each in 1..capacity.
-      capacity: total length of a bin.
-      max_items: items of one bin at most.
-
-    Returns:
-      Bins in the order of opening, each with its items' indices in the order of arrival.
-
-    Example:
-      >>> first_fit_decreasing([3, 7, 2, 6, 4], capacity=9, max_items=8)
-      [[1, 2], [3, 0], [4]]
-
-    Reference: Johnson 1973, Near-optimal bin packing algorithms;
-      https://en.wikipedia.org/wiki/First-fit-decreasing_bin_packing.
-    """
-    order = np.argsort(-np.asarray(lengths, np.int64), kind="stable").tolist()
-    # Two neighbouring bins that are short of `max_items` are together fuller than one bin, which bounds how many bins
-    # can be opened.
-    most_bins = min(len(order), 2 * -(-sum(lengths) // capacity) + 1 + len(order) // max_items)
-    num_leaves = 1 << max(0, most_bins - 1).bit_length()
-    room = [capacity] * (2 * num_leaves)
-    bins: list[list[int]] = []
-    for item in order:
-        length = lengths[item]
-        node = 1
-        while node < num_leaves:
-            node *= 2
-            if room[node] < length:
-                node += 1
-        if node - num_leaves == len(bins):
-            bins.append([])
-        chosen = bins[node - num_leaves]
-        chosen.append(item)
-        room[node] = room[node] - length if len(chosen) < max_items else 0
-        while node > 1:
-            node //= 2
-            left, right = room[2 * node], room[2 * node + 1]
-            most = left if left > right else right
-            if room[node] == most:
-                break
-            room[node] = most
-    return bins
 
 
 def _check_arguments(
@@ -207,159 +176,166 @@ def _check_arguments(
         )
 
 
-def _check_lengths(samples: Sequence[TrainingSample]) -> None:
-    """Refuse an empty sample, and one whose arrays disagree in length."""
-    lengths = [len(sample.token_ids) for sample in samples]
+def _columns(samples: Sequence[TrainingSample]) -> tuple[Columns, list[int]]:
+    """Return the samples' arrays by stream, and the samples' lengths; refuse an empty sample, and arrays that disagree in length."""
+    columns: Columns = {name: list(map(attrgetter(name), samples)) for name in _STREAMS}
+    lengths = list(map(len, columns["token_ids"]))
     if 0 in lengths:
         index = lengths.index(0)
         raise PackingError(f"{_name(samples[index], index)}: it has no tokens")
-    for name in (*REQUIRED_STREAMS, *OPTIONAL_STREAMS):
-        arrays = [getattr(sample, name) for sample in samples]
+    for name in tuple(columns):
+        arrays = columns[name]
+        if name in OPTIONAL_STREAMS and all(array is None for array in arrays):
+            del columns[name]
+            continue
         entries = [length if array is None else len(array) for array, length in zip(arrays, lengths, strict=True)]
         if entries != lengths:
             index = next(i for i, length in enumerate(lengths) if entries[i] != length)
             raise PackingError(
                 f"{_name(samples[index], index)}: `{name}` has {entries[index]} entries for {lengths[index]} tokens"
             )
+    return columns, lengths
 
 
-def _check_credit(samples: Sequence[TrainingSample]) -> None:
+def _check_credit(samples: Sequence[TrainingSample], columns: Columns) -> None:
     """Refuse live rl tokens without advantages and ref_kl members without a reference."""
-    for index, sample in enumerate(samples):
-        if sample.advantages is None:
-            weights = sample.rl_weights
-            if np.any(sample.loss_mask if weights is None else sample.loss_mask & (weights != 0)):
-                raise PackingError(
-                    f"{_name(sample, index)}: it has live rl tokens but no `advantages`; its algorithm must assign "
-                    "them (zeros count as assigned) or route the tokens to another component with `rl_weights` 0"
-                )
-        if sample.ref_kl_weights is not None and sample.ref_logprobs is None and np.any(sample.ref_kl_weights):
-            raise PackingError(f"{_name(sample, index)}: it has ref_kl members but no `ref_logprobs`")
+    for index in _lacking("advantages", columns, len(samples)):
+        sample = samples[index]
+        weights = sample.rl_weights
+        if np.any(sample.loss_mask if weights is None else sample.loss_mask & (weights != 0)):
+            raise PackingError(
+                f"{_name(sample, index)}: it has live rl tokens but no `advantages`; its algorithm must assign "
+                "them (zeros count as assigned) or route the tokens to another component with `rl_weights` 0"
+            )
+    if "ref_kl_weights" not in columns:
+        return
+    for index in _lacking("ref_logprobs", columns, len(samples)):
+        weights = samples[index].ref_kl_weights
+        if weights is not None and np.any(weights):
+            raise PackingError(f"{_name(samples[index], index)}: it has ref_kl members but no `ref_logprobs`")
+
+
+def _lacking(name: str, columns: Columns, num_samples: int) -> Sequence[int]:
+    """Return the samples in which an optional stream is absent."""
+    if name not in columns:
+        return range(num_samples)
+    return [index for index, array in enumerate(columns[name]) if array is None]
 
 
 def _fit_to_row(
-    samples: Sequence[TrainingSample], row_length: int, overlong: str
-) -> tuple[list[TrainingSample], list[int]]:
-    """Return the samples to pack, none longer than a row, and the indices of those that were."""
-    packed: list[TrainingSample] = []
-    overlong_indices: list[int] = []
-    for index, sample in enumerate(samples):
-        if len(sample.token_ids) <= row_length:
-            packed.append(sample)
-            continue
-        overlong_indices.append(index)
-        if overlong == "truncate":
-            packed.append(_truncate(sample, row_length))
-    if not packed:
+    samples: Sequence[TrainingSample], columns: Columns, lengths: list[int], row_length: int, overlong: str
+) -> tuple[Sequence[TrainingSample], Columns, list[int], list[int]]:
+    """Return what is packed, none of it longer than a row, as samples, columns and lengths, and the indices of samples that were longer."""
+    overlong_indices = [index for index, length in enumerate(lengths) if length > row_length]
+    if overlong_indices and overlong == "truncate":
+        columns = {name: [a if a is None else a[:row_length] for a in arrays] for name, arrays in columns.items()}
+        lengths = [min(length, row_length) for length in lengths]
+    elif overlong_indices:
+        kept = [index for index, length in enumerate(lengths) if length <= row_length]
+        samples, lengths = [samples[i] for i in kept], [lengths[i] for i in kept]
+        columns = {name: [arrays[i] for i in kept] for name, arrays in columns.items()}
+        columns = {name: arrays for name, arrays in columns.items() if any(array is not None for array in arrays)}
+    if not lengths:
         raise PackingError(
-            f"nothing to pack: {len(samples)} samples, {len(overlong_indices)} of them dropped as longer than a row of "
-            f"{row_length} tokens"
+            f"nothing to pack: {len(samples) + len(overlong_indices)} samples, {len(overlong_indices)} of them dropped as longer than a "
+            f"row of {row_length} tokens"
         )
-    return packed, overlong_indices
+    return samples, columns, lengths, overlong_indices
 
 
-def _truncate(sample: TrainingSample, length: int) -> TrainingSample:
-    names = (*REQUIRED_STREAMS, *OPTIONAL_STREAMS)
-    streams = {name: getattr(sample, name) for name in names}
-    return msgspec.structs.replace(
-        sample, **{name: stream[:length] for name, stream in streams.items() if stream is not None}
-    )
+class _InPlace(Executor):
+    """Runs what is submitted at once, in the calling thread."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        future.set_result(fn(*args, **kwargs))
+        return future
 
 
-def _plan(
-    lengths: list[int], row_length: int, rows: int, shards: int, max_segments: int, attention_cost: float
-) -> list[list[int]]:
-    """Return the samples of each row, all micro-batches' rows one after another; `[]` is a dummy row."""
-    costs = [length + attention_cost * length * length for length in lengths]
-    bins = split_to_multiple(first_fit_decreasing(lengths, row_length, max_segments), costs, shards)
-    bins += [[] for _ in range(-len(bins) % shards)]
-    loads = [sum(costs[i] for i in items) for items in bins]
-    num_micro_batches = -(-len(bins) // (shards * rows))
-    grid: list[list[int]] = [[] for _ in range(num_micro_batches * shards * rows)]
-    for shard, part in enumerate(partition(loads, shards)):
-        for place, b in enumerate(sorted(part, key=lambda b: -loads[b])):
-            micro_batch, row = divmod(place, rows)
-            grid[(micro_batch * shards + shard) * rows + row] = bins[b]
-    return grid
+class _Canvas:
+    """Flat arrays of zeros, one per stream, whose memory pages another thread makes while rows are being planned."""
+
+    def __init__(self, columns: Columns, least_positions: int, beside: Executor) -> None:
+        """`least_positions` is what any plan needs."""
+        self._arrays = {
+            name: beside.submit(_resident_zeros, least_positions, _dtype(name)) for name in ("segment_ids", "position_ids", *columns)
+        }
+
+    def take(self, name: str, num_positions: int) -> np.ndarray:
+        """Return a stream's [num_positions] zeros; called once per stream."""
+        array = self._arrays.pop(name).result()
+        return array[:num_positions] if num_positions <= array.size else np.zeros(num_positions, array.dtype)
 
 
-@dataclass(frozen=True, slots=True)
-class _Layout:
-    """The flat token stream of all rows of all micro-batches, in parts: a sample, or the padding that ends a row."""
+def _resident_zeros(num_positions: int, dtype: type[np.generic]) -> np.ndarray:
+    """Return at least `num_positions` zeros, of which so many are in memory.
 
-    samples: list[int]
-    """Per part, its packed sample; -1 for padding."""
-    lengths: list[int]
-    """Per part, its number of positions, `>= 1`."""
-    segments: list[int]
-    """Per part, its segment id; 0 for padding."""
-    row_length: int
-    num_rows: int
-
-    @classmethod
-    def of(cls, grid: list[list[int]], lengths: list[int], row_length: int) -> _Layout:
-        parts: list[tuple[int, int, int]] = []
-        for items in grid:
-            parts.extend((i, lengths[i], segment) for segment, i in enumerate(items, start=1))
-            if padding := row_length - sum(lengths[i] for i in items):
-                parts.append((-1, padding, 0))
-        samples, part_lengths, segments = (list(column) for column in zip(*parts, strict=True))
-        return cls(samples, part_lengths, segments, row_length, len(grid))
-
-    @property
-    def starts(self) -> np.ndarray:
-        """[parts] int64, flat position of each part's first token."""
-        return np.cumsum([0, *self.lengths[:-1]])
-
-    def lay(self, arrays: Sequence[np.ndarray], padding: np.generic) -> np.ndarray:
-        """Return [num_rows, row_length]: each sample's array in its place, `padding` elsewhere."""
-        blank = np.full(self.row_length, padding)
-        parts = [blank[:length] if i < 0 else arrays[i] for i, length in zip(self.samples, self.lengths, strict=True)]
-        out = np.empty(self.num_rows * self.row_length, blank.dtype)
-        np.concatenate(parts, out=out, casting="same_kind")
-        return out.reshape(self.num_rows, self.row_length)
-
-    def segments_and_positions(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return two [num_rows, row_length] int32 arrays: segment ids, and positions that restart in every part."""
-        shape = (self.num_rows, self.row_length)
-        ramp = np.arange(self.row_length, dtype=np.int32)
-        positions = np.concatenate([ramp[:length] for length in self.lengths])
-        return np.repeat(np.asarray(self.segments, np.int32), self.lengths).reshape(shape), positions.reshape(shape)
-
-    def sample_at(self, flat_position: int) -> int:
-        """Return the packed sample that holds a position of the flat token stream."""
-        return self.samples[int(np.searchsorted(self.starts, flat_position, side="right")) - 1]
+    A plan seldom needs more than an eighth above its lower bound. Memory that nobody touches is only an address.
+    """
+    array = np.zeros(num_positions + num_positions // 8, dtype)
+    array[: num_positions : _PAGE_BYTES // array.itemsize] = 0
+    return array
 
 
-def _fill(packed: list[TrainingSample], layout: _Layout) -> dict[str, np.ndarray]:
-    """Lay out the required arrays, and each optional stream that some sample has, as [rows of all micro-batches, T]."""
-    lengths = [len(sample.token_ids) for sample in packed]
-    streams: dict[str, np.ndarray] = {}
-    for name in (*REQUIRED_STREAMS, *OPTIONAL_STREAMS):
-        arrays = [getattr(sample, name) for sample in packed]
-        if name in OPTIONAL_STREAMS:
-            if all(array is None for array in arrays):
-                continue
-            identity = np.full(layout.row_length, STREAM_FILL[name], np.float32)
-            arrays = [
-                identity[:length] if array is None else array for array, length in zip(arrays, lengths, strict=True)
-            ]
-        padding = REQUIRED_STREAMS.get(name, np.float32)(1 if name == "temperatures" else 0)
-        try:
-            streams[name] = layout.lay(arrays, padding)
-        except (TypeError, ValueError) as error:
-            kinds = sorted({f"{array.dtype}{list(array.shape[1:]) or ''}" for array in arrays})
-            raise PackingError(f"`{name}` must be one-dimensional {padding.dtype} arrays, got {kinds}") from error
+def _dtype(name: str) -> type[np.generic]:
+    return np.int32 if name in ("segment_ids", "position_ids") else REQUIRED_STREAMS.get(name, np.float32)
+
+
+def _lay(canvas: _Canvas, columns: Columns, layout: Layout, packed: Sequence[TrainingSample]) -> dict[str, np.ndarray]:
+    """Return streams as [positions]: each sample's array in its place, the identity where it is absent, padding elsewhere."""
+    for name, arrays in columns.items():
+        _check_dtypes(name, arrays, packed)
+    streams = {name: canvas.take(name, layout.num_positions) for name in columns}
+    for place in layout.paddings:
+        streams["temperatures"][place] = 1
+    starts = layout.sample_starts.tolist()
+    ends = [start + len(ids) for start, ids in zip(starts, columns["token_ids"], strict=True)]
+    for start in range(0, len(starts), _LAY_SAMPLES):
+        own = slice(start, start + _LAY_SAMPLES)
+        places = list(map(slice, starts[own], ends[own]))
+        for name, stream in streams.items():
+            for place, array in zip(places, columns[name][own], strict=True):
+                stream[place] = STREAM_FILL[name] if array is None else array
     return streams
 
 
-def _check_first_tokens(members: Members, layout: _Layout, packed: list[TrainingSample]) -> None:
+def _check_dtypes(name: str, arrays: Sequence[np.ndarray | None], packed: Sequence[TrainingSample]) -> None:
+    """Refuse arrays that are not one-dimensional or whose values a stream's dtype cannot hold."""
+    dtype = _dtype(name)
+    kinds = {(array.dtype, array.ndim) for array in arrays if array is not None}
+    bad = [kind for kind in kinds if kind[1] != 1 or not np.can_cast(kind[0], dtype, "same_kind")]
+    if bad:
+        index = next(i for i, array in enumerate(arrays) if array is not None and (array.dtype, array.ndim) in bad)
+        array = arrays[index]
+        assert array is not None
+        raise PackingError(
+            f"{_name(packed[index], index, 'packed sample')}: `{name}` must be a one-dimensional {np.dtype(dtype)} array, "
+            f"got {array.dtype}{list(array.shape)}"
+        )
+
+
+def _members(streams: Mapping[str, np.ndarray], is_real: Future[np.ndarray]) -> Members:
+    """Return [positions] membership of every token."""
+    weights = (streams.get(name) for name in ("rl_weights", "ce_weights", "ref_kl_weights"))
+    return component_members(streams["loss_mask"], *weights, is_real.result())
+
+
+def _suspects(streams: Mapping[str, np.ndarray]) -> set[str]:
+    """Return the streams that may hold a value that is not finite, and `temperatures` if one may not be above 0.
+
+    A finite sum proves every term finite; a sum that is not may only have overflowed.
+    """
+    with np.errstate(all="ignore"):
+        suspects = {n for n, s in streams.items() if s.dtype == np.float32 and not np.isfinite(s.sum())}
+    return suspects if streams["temperatures"].min() > 0 else suspects | {"temperatures"}
+
+
+def _check_first_tokens(members: Members, layout: Layout, packed: Sequence[TrainingSample]) -> None:
     """Invariant: the first token of a segment has no context, so it is never a member."""
-    firsts = layout.starts[np.asarray(layout.samples) >= 0]
     for component, member in zip(COMPONENTS, members, strict=True):
-        bad = firsts[member.ravel()[firsts]]
-        if bad.size:
-            index = layout.sample_at(bad[0])
+        bad = member[layout.sample_starts]
+        if bad.any():
+            index = int(np.flatnonzero(bad)[0])
             raise PackingError(
                 f"{_name(packed[index], index, 'packed sample')}: its first token is a {component} member, but has no "
                 "context to be predicted from"
@@ -367,7 +343,7 @@ def _check_first_tokens(members: Members, layout: _Layout, packed: list[Training
 
 
 def _check_values(
-    streams: dict[str, np.ndarray], members: Members, is_real: np.ndarray, layout: _Layout, packed: list[TrainingSample]
+    streams: Mapping[str, np.ndarray], suspects: set[str], members: Members, layout: Layout, packed: Sequence[TrainingSample]
 ) -> None:
     """Refuse a value that the loss would read and that is not finite, and a temperature that cannot divide logits."""
 
@@ -375,42 +351,31 @@ def _check_values(
         if bad.any():
             at = int(np.flatnonzero(bad)[0])
             index = layout.sample_at(at)
-            value = float(streams[name].ravel()[at])
+            value = float(streams[name][at])
             raise PackingError(f"{_name(packed[index], index, 'packed sample')}: `{name}` holds {value!r} at {where}")
 
-    # A finite sum proves every term finite; a sum that is not (it may only have overflowed) sends the stream to the
-    # exact test.
-    with np.errstate(all="ignore"):
-        suspects = {n for n, s in streams.items() if s.dtype == np.float32 and not np.isfinite(s.sum())}
     for component, member in zip(COMPONENTS, members, strict=True):
-        for name in suspects.intersection(COMPONENT_READS[component]):
+        for name in sorted(suspects.intersection(COMPONENT_READS[component])):
             refuse(member & ~np.isfinite(streams[name]), name, f"a {component} member; it must be finite")
-    temperatures = streams["temperatures"]
-    if "temperatures" in suspects or not temperatures.min() > 0:
+    if "temperatures" in suspects:
+        temperatures = streams["temperatures"]
         legal = np.isfinite(temperatures) & (temperatures > 0)
-        refuse(is_real & ~legal, "temperatures", "a token; it must be finite and above 0")
+        refuse((streams["segment_ids"] > 0) & ~legal, "temperatures", "a token; it must be finite and above 0")
 
 
 def _count_members(members: Members, shards: int, rows: int, context_shards: int, row_length: int) -> np.ndarray:
     """Return [shards * context_shards, 3] int32: members in each shard's own slice of rows and positions."""
-    shape = (-1, shards, rows, context_shards, row_length // context_shards)
-    blocks = [member.reshape(shape) for member in members]
-    return np.array(
-        [
-            [np.count_nonzero(block[:, shard, :, context]) for block in blocks]
-            for shard in range(shards)
-            for context in range(context_shards)
-        ],
-        np.int32,
-    )
+    run = rows * row_length if context_shards == 1 else row_length // context_shards
+    runs = np.array([[np.count_nonzero(part) for part in member.reshape(-1, run)] for member in members])
+    return runs.reshape(len(COMPONENTS), -1, shards, rows * row_length // context_shards // run, context_shards).sum((1, 3)).reshape(len(COMPONENTS), -1).T.astype(np.int32)
+
+
+def _count_loss_tokens(members: Members) -> int:
+    return int(np.count_nonzero(members.rl | members.ce | members.ref_kl))
 
 
 def _micro_batches(
-    packed: list[TrainingSample],
-    grid: list[list[int]],
-    streams: dict[str, np.ndarray],
-    num_rows: int,
-    max_segments: int,
+    columns: Columns, grid: list[list[int]], streams: Mapping[str, np.ndarray], num_rows: int, max_segments: int
 ) -> list[MicroBatch]:
     """Cut the filled streams into micro-batches, leaving out the streams that none of a micro-batch's samples has."""
     sample_index = np.full((len(grid), max_segments), -1, np.int32)
@@ -419,11 +384,10 @@ def _micro_batches(
     micro_batches = []
     for start in range(0, len(grid), num_rows):
         own = slice(start, start + num_rows)
-        inside = [packed[i] for items in grid[own] for i in items]
         present = {
             name: stream[own]
             for name, stream in streams.items()
-            if name not in OPTIONAL_STREAMS or any(getattr(sample, name) is not None for sample in inside)
+            if name not in OPTIONAL_STREAMS or any(columns[name][i] is not None for items in grid[own] for i in items)
         }
         micro_batches.append(MicroBatch(**present, sample_index=sample_index[own]))
     return micro_batches

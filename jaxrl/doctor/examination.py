@@ -72,9 +72,13 @@ class Examination:
         _, train, heldout = build_worlds(self.config)
         return train, heldout
 
-    @functools.cached_property
+    @property
     def programs(self) -> StepPrograms:
-        """The trainer's programs, none of them compiled, on the run's mesh; no weight is loaded for them."""
+        """The trainer's programs on the run's mesh: the arm's if there is one, else ones for which no weight is loaded."""
+        return self._planned_programs if self._arm is None else self.arm.programs
+
+    @functools.cached_property
+    def _planned_programs(self) -> StepPrograms:
         from jaxrl.launch.compile_cache import use_compile_cache
         from jaxrl.models import build_mesh, load_spec
         from jaxrl.models.transformer import build_model

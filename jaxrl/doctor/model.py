@@ -79,5 +79,6 @@ def _are_equal(files: dict[str, Path], ours: str, theirs: str) -> bool:
         a, b = first.get_slice(ours), second.get_slice(theirs)
         if a.get_shape() != b.get_shape() or a.get_dtype() != b.get_dtype():
             return False
-        rows = range(0, a.get_shape()[0], 4096)
-        return all(a[row : row + 4096].tobytes() == b[row : row + 4096].tobytes() for row in rows)
+        num_rows = a.get_shape()[0]
+        spans = [slice(start, min(start + 4096, num_rows)) for start in range(0, num_rows, 4096)]
+        return all(a[span].tobytes() == b[span].tobytes() for span in spans)

@@ -21,8 +21,7 @@ def check_tokenizer(exam: Examination) -> Finding:
     problems: list[str] = []
     remarks: list[str] = []
 
-    bos_id, eos_id = (tokenizer.convert_tokens_to_ids(str(token)) if token else None for token in (tokenizer.bos_token, tokenizer.eos_token))
-    bos_id, eos_id = (token_id if isinstance(token_id, int) else None for token_id in (bos_id, eos_id))
+    bos_id, eos_id = (token_id if isinstance(token_id, int) else None for token_id in (tokenizer.bos_token_id, tokenizer.eos_token_id))
     bos = "no BOS token" if bos_id is None else f"BOS {renderer.decode([bos_id])!r} ({bos_id})"
     if bos_id is not None and prompt_ids[:1] == [bos_id]:
         bos += " at the start"

@@ -392,7 +392,7 @@ class Engine:
             fits = len(batch) < self.config.prefill_rows and smallest_bucket(self._score_buckets, len(ticket.token_ids)) == bucket
             (batch if fits else rest).append(ticket)
         token_ids = np.zeros((self.config.prefill_rows, bucket), np.int32)
-        temperatures = np.ones(self.config.prefill_rows, np.float32)
+        temperatures = np.zeros(self.config.prefill_rows, np.float32)
         for row, ticket in enumerate(batch):
             token_ids[row, : len(ticket.token_ids)] = ticket.token_ids
             temperatures[row] = ticket.temperature

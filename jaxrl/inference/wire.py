@@ -32,17 +32,19 @@ _TOKEN_MARK = "token_id:"
 def generate_body(path: str, model: str, request: GenerateRequest) -> dict[str, Any]:
     """Return the JSON body that asks for a generation.
 
-    Every setting is written out: what is left out would come from the server's copy of generation_config.json.
+    Every setting is written out: what is left out would come from the server's copy of generation_config.json. The
+    request's id is not sent: a second try may reach the server while it still works on the first.
     """
-    return _body(path, model, request.request_id, request.token_ids, request.sampling, {"logprobs": 1})
+    return _body(path, model, request.token_ids, request.sampling, {"logprobs": 0})
 
 
 def score_body(path: str, model: str, token_ids: np.ndarray) -> dict[str, Any]:
     """Return the JSON body that asks for the logprobs of given tokens; the one token that it also samples is ignored."""
-    return _body(path, model, "score", token_ids, TokenSampling(max_tokens=1), {"logprobs": 1, "prompt_logprobs": 1})
+    return _body(path, model, token_ids, TokenSampling(max_tokens=1), {"prompt_logprobs": 0})
 
 
-def _body(path: str, model: str, name: str, token_ids: np.ndarray, sampling: TokenSampling, wanted: dict[str, int]) -> dict[str, Any]:
+def _body(path: str, model: str, token_ids: np.ndarray, sampling: TokenSampling, wanted: dict[str, int]) -> dict[str, Any]:
+    """Return a body; `wanted` counts the alternatives to report beside the logprobs of the tokens themselves."""
     settings: dict[str, Any] = {
         "max_tokens": sampling.max_tokens,
         "temperature": sampling.temperature,
@@ -57,7 +59,7 @@ def _body(path: str, model: str, name: str, token_ids: np.ndarray, sampling: Tok
         **wanted,
     }
     ids = [int(token) for token in token_ids]
-    shared = {"model": model, "request_id": name, "stream": False, "return_token_ids": True}
+    shared = {"model": model, "stream": False, "return_token_ids": True}
     if path == TOKENS_PATH:
         return {**shared, "token_ids": ids, "sampling_params": settings}
     return {**shared, "prompt": ids, "return_tokens_as_token_ids": True, **settings}

@@ -1,6 +1,6 @@
 """The compile cache: XLA's programs on disk, so that a process need not compile what an earlier one did.
 
-In: whether and where, from the configuration. Out: JAX's persistent cache pointed at a folder of this kind of machine. A cache
+In: whether and where. Out: JAX's persistent cache pointed at a folder of this kind of machine. A cache
 that cannot be used is worth one warning and no more: what it lacks is compiled. Only what starts a run calls this, never an import.
 """
 
@@ -16,8 +16,6 @@ from pathlib import Path
 
 import jax
 
-from jaxrl.config.run import RunSection
-
 logger = logging.getLogger(__name__)
 
 MIN_COMPILE_S = 0.1
@@ -30,7 +28,7 @@ _JAX_ERROR = "persistent compilation cache entry"
 """In every warning that JAX gives when it cannot read or write one program."""
 
 
-def use_compile_cache(config: RunSection) -> Path | None:
+def use_compile_cache(*, is_on: bool = True, directory: str | None = None) -> Path | None:
     """Keep the programs that this process compiles from now on, and use those that are kept already.
 
     Call it before the first compilation. The folder has a part for each release of jaxlib and each set of processor features, because
@@ -38,14 +36,15 @@ def use_compile_cache(config: RunSection) -> Path | None:
     JAX_COMPILATION_CACHE_DIR, stays as it is, and JAX_ENABLE_COMPILATION_CACHE=false is obeyed.
 
     Args:
-      config: whether, and where.
+      is_on: False does nothing.
+      directory: where; None means the user's cache folder.
 
     Returns:
       The folder in use; None where there is none: switched off, set up elsewhere, or not writable, which is logged as a warning.
     """
-    if not config.compile_cache or not jax.config.values["jax_enable_compilation_cache"]:
+    if not is_on or not jax.config.values["jax_enable_compilation_cache"]:
         return None
-    folder = cache_folder(config)
+    folder = cache_folder(directory)
     in_use = jax.config.values["jax_compilation_cache_dir"]
     if in_use == str(folder):
         return folder
@@ -71,10 +70,10 @@ def use_compile_cache(config: RunSection) -> Path | None:
     return folder
 
 
-def cache_folder(config: RunSection) -> Path:
+def cache_folder(directory: str | None = None) -> Path:
     """Return where programs for this machine are kept."""
-    if config.compile_cache_dir is not None:
-        root = Path(config.compile_cache_dir).expanduser()
+    if directory is not None:
+        root = Path(directory).expanduser()
     else:
         root = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "jaxrl" / "xla"
     return root / f"jaxlib-{metadata.version('jaxlib')}-{platform.machine()}-{_processor_features()}"

@@ -29,6 +29,7 @@ from jaxrl.engine.server import Backend, Service
 from jaxrl.errors import ConfigError
 from jaxrl.inference.rendering import Renderer
 from jaxrl.launch.arrays import check_window
+from jaxrl.launch.compile_cache import use_compile_cache
 from jaxrl.launch.side_by_side import ctrl_c
 from jaxrl.models import load_pretrained
 from jaxrl.weights.memory import WeightStore
@@ -50,6 +51,8 @@ class Running:
     """Base URL of the OpenAI routes, ending in `/v1`."""
     backend: Backend
     service: Service
+    device: DeviceThread
+    """The thread that owns the model."""
     request_stop: Callable[[], object]
     """Does what the first Ctrl-C does; callable from any thread."""
 
@@ -115,7 +118,7 @@ async def _serve(
         url, engine = _url_of(listener), config.engine
         say(f"serving {config.served_name!r} at {url} ({engine.num_slots} slots, window {engine.max_model_len}); Ctrl-C stops")
         if on_ready is not None:
-            on_ready(Running(url, backend, service, partial(loop.call_soon_threadsafe, stop)))
+            on_ready(Running(url, backend, service, device, partial(loop.call_soon_threadsafe, stop)))
 
     say(f"listening at {_url_of(listener)}; loading {config.model.name}")
     draining = f"stopping: requests that are in have {config.server.shutdown_deadline_s:g} s; Ctrl-C again ends at once"
@@ -136,6 +139,7 @@ def load_backend(config: ServeConfig, renderer: Renderer, device: DeviceThread, 
       device: the thread that this runs on.
       progress: told of each phase; may raise to stop.
     """
+    use_compile_cache()
     progress(f"loading the weights of {config.model.name}")
     model, params = load_pretrained(config.model.name, param_dtype=config.engine.dtype)
     check_window(config.model.name, config.engine.max_model_len, model.spec)
@@ -202,7 +206,9 @@ def _listen(config: ServerConfig) -> socket.socket:
     try:
         found = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except socket.gaierror as error:
-        raise ConfigError(f"{where}: there is no such address ({error}); 127.0.0.1 is this machine alone, 0.0.0.0 all its networks") from error
+        raise ConfigError(
+            f"{where}: there is no such address ({error}); 127.0.0.1 is this machine alone, 0.0.0.0 all its networks"
+        ) from error
     family, kind, protocol, _, address = found[0]
     listener = socket.socket(family, kind, protocol)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -110,7 +110,7 @@ def launch(
         monitors = _open_monitors(config, log, start_step, mesh)
         stack.callback(monitors.close)
         stack.enter_context(ended_by_sigterm(crash.write, monitors.abandon))
-        cache = use_compile_cache(config.run)
+        cache = use_compile_cache(is_on=config.run.compile_cache, directory=config.run.compile_cache_dir)
         arm = stack.enter_context(array_arm(config, renderer, mesh, monitors.progress, checkpointer, start_step))
         monitors.note(start_up=arm.start_up | {"compile_cache": None if cache is None else str(cache)})
         monitors.status("")
@@ -118,7 +118,8 @@ def launch(
         crash.watch("device thread", arm.device.describe)
         crash.watch("engine", arm.engine.describe)
         stack.enter_context(_start_up_is_permanent())
-        with failing_in("orchestrator"):
+        # Here too, before the device thread is stopped and has nothing to say any more.
+        with crash.reporting(ConfigError, ModelLoadError), failing_in("orchestrator"):
             done = asyncio.run(_train(config, arm, checkpointer, renderer, train, heldout, monitors, crash, stop_after))
         logger.info("done: step %d of %d", done, config.run.max_steps)
         monitors.close()
@@ -235,9 +236,13 @@ async def _train(
         crash.write(RunFailedError("the process was told to end a second time before the orderly stop was through"))
         monitors.abandon()
 
+    def work() -> None:
+        with crash.remembering():
+            trainer.run()
+
     with ctrl_c(orchestrator.request_stop, monitors.status, abandon):
         try:
-            await side_by_side(orchestrator.run(), in_thread(trainer.run, "trainer"))
+            await side_by_side(orchestrator.run(), in_thread(work, "trainer"))
         finally:
             await pool.close()
     return trainer.step

@@ -10,6 +10,7 @@ Shape letters: B rows, T positions, D hidden, V vocabulary, C chunks, N tokens o
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import chex
@@ -17,7 +18,10 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
-from jaxrl.config.trainer import BATCH_AXES
+from jaxrl.config.trainer import BATCH_AXES, TENSOR_AXIS
+
+_BLOCK_LOGITS = 2**19
+"""Logits that a CPU turns into scores at one time: they stay in its cache over the five passes that this takes."""
 
 
 class TokenScores(NamedTuple):
@@ -90,13 +94,14 @@ def token_scores(
     chex.assert_type([hidden_BTD, head_VD, token_ids_BT, segment_ids_BT, temperatures_BT], [float, float, int, int, float])
     assert chunk_tokens >= 1, f"`chunk_tokens` must be at least 1, got {chunk_tokens!r}"
     arrays = (hidden_BTD, head_VD, token_ids_BT, segment_ids_BT, temperatures_BT)
+    score_rows = functools.partial(_score_rows, chunk_tokens=chunk_tokens, is_vocab_split=mesh is not None and mesh.shape[TENSOR_AXIS] > 1)
     if mesh is None or all(mesh.shape[axis] == 1 for axis in BATCH_AXES):
-        return _score_rows(*arrays, chunk_tokens=chunk_tokens)
+        return score_rows(*arrays)
     rows, whole = PartitionSpec(BATCH_AXES), PartitionSpec()
 
     def score_own_rows(hidden_BTD: jax.Array, head_VD: jax.Array, *streams_BT: jax.Array) -> TokenScores:
         # Marking the head as varying puts the one reduction of its gradient outside of the loop over chunks.
-        return _score_rows(hidden_BTD, jax.lax.pcast(head_VD, BATCH_AXES, to="varying"), *streams_BT, chunk_tokens=chunk_tokens)
+        return score_rows(hidden_BTD, jax.lax.pcast(head_VD, BATCH_AXES, to="varying"), *streams_BT)
 
     return jax.shard_map(score_own_rows, mesh=mesh, in_specs=(rows, whole, rows, rows, rows), out_specs=rows, axis_names=set(BATCH_AXES))(
         *arrays
@@ -111,6 +116,7 @@ def _score_rows(
     temperatures_BT: jax.Array,
     *,
     chunk_tokens: int,
+    is_vocab_split: bool,
 ) -> TokenScores:
     """Cut the rows that predict a token into chunks, score them, and put the scores back where their tokens are."""
     num_rows, length = token_ids_BT.shape
@@ -136,7 +142,7 @@ def _score_rows(
         scores = jnp.moveaxis(scores_CN.reshape(num_chunks, num_rows, chunk_length), 0, 1).reshape(num_rows, -1)
         return jnp.pad(jnp.where(is_scored, scores[:, : length - 1], 0), ((0, 0), (1, 0)))
 
-    scores = _score_chunks(split(hidden, 0), head_VD, split(targets, 0), split(temperatures, 1))
+    scores = _score_chunks(split(hidden, 0), head_VD, split(targets, 0), split(temperatures, 1), is_vocab_split)
     return TokenScores(*map(join, scores))
 
 
@@ -146,45 +152,62 @@ def _logits(hidden_ND: jax.Array, head_VD: jax.Array) -> jax.Array:
     return jnp.einsum("nd,vd->nv", hidden_ND, head_VD, preferred_element_type=dtype)
 
 
-def _is_target(targets_N: jax.Array, vocab_size: int) -> jax.Array:
-    """[N, V] one-hot of the targets; a comparison, not a gather, so that a split vocabulary stays split."""
-    return jax.lax.broadcasted_iota(targets_N.dtype, (*targets_N.shape, vocab_size), 1) == targets_N[:, None]
+def _is_target(targets: jax.Array, vocab_size: int) -> jax.Array:
+    """[..., V] one-hot of targets [...]; a comparison, not a gather, so that a split vocabulary stays split."""
+    return jax.lax.broadcasted_iota(targets.dtype, (*targets.shape, vocab_size), targets.ndim) == targets[..., None]
 
 
-@jax.custom_vjp
+def _score_token(token: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, ...]:
+    """Tempered logprob, raw logprob, entropy, and the log-normalisers of both, from one token's logits [V]."""
+    logits_V, target, temperature = token
+    peak = jnp.max(logits_V)
+    centred_V = logits_V - peak
+    tempered_V = centred_V / temperature
+    weights_V = jnp.exp(tempered_V)
+    weight_sum = jnp.sum(weights_V)
+    log_sum = jnp.log(weight_sum)
+    log_sum_raw = jnp.log(jnp.sum(jnp.exp(centred_V)))
+    chosen = jnp.sum(jnp.where(_is_target(target, logits_V.shape[0]), logits_V, 0)) - peak
+    entropy = log_sum - jnp.sum(weights_V * tempered_V) / weight_sum
+    return chosen / temperature - log_sum, chosen - log_sum_raw, entropy, peak / temperature + log_sum, peak + log_sum_raw
+
+
+def _score_logits(
+    logits_NV: jax.Array, targets_N: jax.Array, temperatures_N: jax.Array, is_vocab_split: bool
+) -> tuple[jax.Array, ...]:
+    """`_score_token` of every token, a few at a time where that keeps their logits in a CPU's cache."""
+    tokens = logits_NV, targets_N, temperatures_N
+    whole = jax.vmap(_score_token)
+    num_tokens = max(1, _BLOCK_LOGITS // logits_NV.shape[1])
+    # Each block of a split vocabulary would cost a reduction between devices.
+    if is_vocab_split or num_tokens >= logits_NV.shape[0]:
+        return whole(tokens)
+    blocks = functools.partial(jax.lax.map, _score_token, batch_size=num_tokens)
+    return jax.lax.platform_dependent(tokens, cpu=blocks, default=whole)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
 def _score_chunks(
-    hidden_CND: jax.Array, head_VD: jax.Array, targets_CN: jax.Array, temperatures_CN: jax.Array
+    hidden_CND: jax.Array, head_VD: jax.Array, targets_CN: jax.Array, temperatures_CN: jax.Array, is_vocab_split: bool
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Tempered logprobs, raw logprobs and entropy, [C, N] each; entropy has no gradient."""
-    return _score_chunks_forward(hidden_CND, head_VD, targets_CN, temperatures_CN)[0]
+    return _score_chunks_forward(hidden_CND, head_VD, targets_CN, temperatures_CN, is_vocab_split)[0]
 
 
-def _score_chunks_forward(hidden_CND, head_VD, targets_CN, temperatures_CN):
+def _score_chunks_forward(hidden_CND, head_VD, targets_CN, temperatures_CN, is_vocab_split):
     """Score each chunk; keep the two log-normalisers per token that the backward pass cannot do without."""
 
     def score(chunk: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         hidden_ND, targets_N, temperatures_N = chunk
-        logits_NV = _logits(hidden_ND, head_VD)
-        max_N = jnp.max(logits_NV, axis=1)
-        centred_NV = logits_NV - max_N[:, None]
-        tempered_NV = centred_NV / temperatures_N[:, None]
-        weights_NV = jnp.exp(tempered_NV)
-        sum_N = jnp.sum(weights_NV, axis=1)
-        log_sum_N = jnp.log(sum_N)
-        log_sum_raw_N = jnp.log(jnp.sum(jnp.exp(centred_NV), axis=1))
-        # Note: taken from the logits and not from `centred_NV`, XLA on CPU makes a third more of the forward pass
-        # otherwise.
-        target_N = jnp.sum(jnp.where(_is_target(targets_N, logits_NV.shape[1]), logits_NV, 0), axis=1) - max_N
-        entropy_N = log_sum_N - jnp.sum(weights_NV * tempered_NV, axis=1) / sum_N
-        scores = target_N / temperatures_N - log_sum_N, target_N - log_sum_raw_N, entropy_N
-        return *scores, max_N / temperatures_N + log_sum_N, max_N + log_sum_raw_N
+        return _score_logits(_logits(hidden_ND, head_VD), targets_N, temperatures_N, is_vocab_split)
 
     *scores, log_norm_CN, log_norm_raw_CN = jax.lax.map(score, (hidden_CND, targets_CN, temperatures_CN))
     return tuple(scores), (head_VD, (hidden_CND, targets_CN, temperatures_CN, log_norm_CN, log_norm_raw_CN))
 
 
-def _score_chunks_backward(residuals, cotangents):
+def _score_chunks_backward(is_vocab_split, residuals, cotangents):
     """Turn `d loss / d logprobs` into gradients of the hidden states and the head, adding the latter up in float32."""
+    del is_vocab_split
     head_VD, chunks = residuals
     d_logprobs_CN, d_logprobs_raw_CN, _ = cotangents
 

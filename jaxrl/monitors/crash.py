@@ -86,6 +86,7 @@ class CrashReporter:
         self._log = log
         self._saved_step = saved_step
         self._parts: dict[str, Callable[[], object]] = {}
+        self._states: dict[str, str] | None = None
         for name in ("crash.json", "crash.txt"):
             (run_dir / name).unlink(missing_ok=True)
 
@@ -94,8 +95,17 @@ class CrashReporter:
         self._parts[part] = describe
 
     @contextlib.contextmanager
+    def remembering(self) -> Iterator[None]:
+        """Remember where each part stands when an exception leaves the block; what winds down afterwards would have less to say."""
+        try:
+            yield
+        except BaseException:
+            self._states = self._states or self._describe()
+            raise
+
+    @contextlib.contextmanager
     def reporting(self, *unreported: type[BaseException]) -> Iterator[None]:
-        """Write a report of the exception that leaves the block, and let it go on.
+        """Write a report of the exception that leaves the block, unless a block inside has, and let it go on.
 
         Args:
           unreported: kinds that are the user's to mend and are told in full elsewhere.
@@ -105,7 +115,8 @@ class CrashReporter:
         except unreported:
             raise
         except Exception as error:
-            self.write(error)
+            if report_of(error) is None:
+                self.write(error)
             raise
 
     def write(self, error: BaseException) -> dict[str, Any]:
@@ -135,7 +146,7 @@ class CrashReporter:
             "error": chain[0],
             "causes": chain[1:],
             "last_reported_step": self._log.step,
-            "parts": {part: cut(str(self._try(describe))) for part, describe in self._parts.items()},
+            "parts": self._states or self._describe(),
             "failed_threads": list(self._log.failed_threads),
             "saved_step": saved_step,
             "resume": None if saved_step is None else resume_command(self._run_dir),
@@ -143,6 +154,9 @@ class CrashReporter:
             "environment": self._try(self._environment),
             "traceback": cut("".join(traceback.format_exception(error))).splitlines(),
         }
+
+    def _describe(self) -> dict[str, str]:
+        return {part: self._log.redactor(str(self._try(describe))) for part, describe in self._parts.items()}
 
     def _environment(self) -> Any:
         return json.loads((self._run_dir / "environment.json").read_text(encoding="utf-8"))

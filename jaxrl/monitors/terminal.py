@@ -103,6 +103,9 @@ class Terminal:
         self._status = ""
         self._status_shown = -_STATUS_EVERY_S
         self._lock = threading.RLock()
+        self._printed_s = self._started
+        self._ticker: threading.Thread | None = None
+        self._closed = threading.Event()
         self._live: Live | None = None
         self._moved_handlers: list[tuple[logging.StreamHandler, TextIO]] = []
         if self._console.is_terminal and not self._console.is_dumb_terminal:
@@ -162,9 +165,18 @@ class Terminal:
             self._print(line)
 
     def meter(self, label: str, read: Callable[[], str]) -> None:
-        """Show in the live view what `read` returns whenever that is drawn."""
+        """Show in the live view what `read` returns whenever that is drawn; a log has it when there was no other line for half a minute."""
         with self._lock:
             self._meters[label] = read
+            if self._live is None and self._ticker is None:
+                self._ticker = threading.Thread(target=self._tick_until_closed, name="terminal", daemon=True)
+                self._ticker.start()
+
+    def tick(self) -> None:
+        """Write what the meters show into a log that was silent for long."""
+        with self._lock:
+            if self._live is None and self._clock() - self._printed_s >= _STATUS_EVERY_S:
+                self._print("; ".join(f"{label}: {_read(read)}" for label, read in self._meters.items()))
 
     def status(self, text: str) -> None:
         """Show what the run is waiting for, as it is; the empty string for nothing."""
@@ -177,6 +189,7 @@ class Terminal:
 
     def close(self) -> None:
         """Stop showing and leave a summary; a second call does nothing."""
+        self._closed.set()
         with self._lock:
             live, self._live = self._live, None
             self._phases.clear()
@@ -205,7 +218,12 @@ class Terminal:
                 parts.append(f"{name} {points[0][1]:.3f} -> {points[-1][1]:.3f}")
         return "; ".join(parts)
 
+    def _tick_until_closed(self) -> None:
+        while not self._closed.wait(1.0):
+            self.tick()
+
     def _print(self, line: str) -> None:
+        self._printed_s = self._clock()
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def _render(self) -> RenderableType:

@@ -150,7 +150,8 @@ class TensorBoardSink:
         folder = Path(config.log_dir) if config.log_dir else run_dir / "tensorboard"
         # What earlier files have of the steps that are done again is hidden.
         purge_step = None if resume_step is None else resume_step + 1
-        self._writer = SummaryWriter(str(folder), purge_step=purge_step, max_queue=1000, flush_secs=30)
+        suffix = f".after_step_{resume_step or 0:06d}"  # names are otherwise made of the second, and two would share a file
+        self._writer = SummaryWriter(str(folder), purge_step=purge_step, max_queue=1000, flush_secs=30, filename_suffix=suffix)
         if resume_step is None:
             self._writer.add_text("config", f"```json\n{json.dumps(run_config, indent=2)}\n```", 0)
 
@@ -198,7 +199,7 @@ class WandbSink:
             ),
         )
         self._run.define_metric(STEPS)
-        self._run.define_metric("*", step_metric=STEPS)
+        self._run.define_metric("*", step_metric=STEPS, step_sync=False)
         self._write_state()
 
     def write(self, family: str, step: int, values: Mapping[str, float]) -> None:

@@ -116,7 +116,7 @@ class Trainer:
         self._should_report_logprobs = should_report_logprobs
         self._peak = _peak(programs, config) if peak is None else peak
         self._batch_deadline_s = batch_deadline_s
-        self._progress = progress or (lambda *_: None)
+        self._progress = progress
         self._clock = clock
         self._num_consecutive_skips = 0
         self._num_failed_saves = 0
@@ -234,6 +234,8 @@ class Trainer:
 
     def _show_progress(self, batch: TrainBatch, num_done: int, started_s: float) -> None:
         """Say how many micro-batches are done; the one in flight counts as done, the update as part of the last one."""
+        if self._progress is None:
+            return
         num = len(batch.micro_batches)
         tokens_per_s = batch.num_tokens * num_done / num / max(self._clock() - started_s, 1e-9)
         self._progress("training", num_done, num, f"{tokens_per_s:,.0f} tok/s" if num_done else "")

@@ -147,7 +147,7 @@ class StepPrograms:
             "grad_step": (params, accumulator, arrays, denominators),
             "apply": (self.abstract_state, accumulator),
         }
-        self._lowerings = {name: functools.partial(jitted[name].lower, *inputs[name]) for name in jitted}
+        self._traces = {name: functools.partial(jitted[name].trace, *inputs[name]) for name in jitted}
         self._compiled: dict[str, jax.stages.Compiled] = {}
 
     def program(self, name: str) -> jax.stages.Compiled:
@@ -156,8 +156,17 @@ class StepPrograms:
         Compiled ahead of time, for the configured shapes only: another shape is an error, never a recompilation.
         """
         if name not in self._compiled:
-            self._compiled[name] = self._lowerings[name]().compile()
+            self._compiled[name] = self.lower(name).compile()
         return self._compiled[name]
+
+    def lower(self, name: str, platform: str | None = None) -> jax.stages.Lowered:
+        """Lower a program without compiling it.
+
+        Args:
+          name: as in `program`.
+          platform: `"cpu"`, `"tpu"` or `"cuda"`, whether or not there is such a device; None for that of the mesh.
+        """
+        return self._traces[name]().lower(lowering_platforms=None if platform is None else (platform,))
 
     def compile(self, on_progress: Callable[[str, int, int], None] | None = None) -> None:
         """Compile every program that is not compiled yet; a step compiles nothing afterwards.
@@ -165,10 +174,10 @@ class StepPrograms:
         Args:
           on_progress: called with (what was compiled, how many are done, how many there are).
         """
-        for done, name in enumerate(self._lowerings, start=1):
+        for done, name in enumerate(self._traces, start=1):
             self.program(name)
             if on_progress is not None:
-                on_progress(name, done, len(self._lowerings))
+                on_progress(name, done, len(self._traces))
 
     def init_state(self, params: Params) -> TrainState:
         """Start a run from parameters, with fresh moments.

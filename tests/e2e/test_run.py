@@ -197,7 +197,7 @@ def test_a_run_that_fails_says_what_is_saved_and_how_to_resume(tmp_path, caplog,
     report = json.loads((run_dir / "crash.json").read_text())
     assert (report["component"], report["last_reported_step"], report["saved_step"]) == ("orchestrator", 1, 1)
     assert report["parts"].keys() == {"device thread", "engine", "orchestrator", "trainer", "policy"}
-    assert report["parts"]["trainer"] == "1 of 500 steps done", report["parts"]
+    assert report["parts"]["trainer"] == "1 of 200 steps done", report["parts"]
     assert report["environment"]["packages"]["jax"] == jax.__version__
 
 

@@ -19,11 +19,11 @@ def test_the_estimate_is_the_size_of_the_allocation() -> None:
 
 
 def test_one_prefilled_row_goes_to_many_slots_and_other_slots_stay() -> None:
-    cache = [LayerKV(jnp.full((4, 2, 6, 3), -1.0), jnp.full((4, 2, 6, 3), -2.0))]
+    cache = [LayerKV(jnp.full((4, 2, 3, 6), -1.0), jnp.full((4, 2, 6, 3), -2.0))]
     rows = jnp.arange(2.0).reshape(2, 1, 1, 1) * jnp.ones((2, 2, 4, 3))
-    rows_N, slots_N = np.array([0, 1, 1, 0], np.int32), np.array([3, 0, 2, 4], np.int32)
-    (layer,) = jax.jit(insert_prompts)(cache, [LayerKV(rows, rows + 10)], rows_N, slots_N)
-    for array, untouched, base in ((layer.keys, -1.0, 0.0), (layer.values, -2.0, 10.0)):
+    rows_N, slots_N = np.array([0, 1, 2, 1, 0, -1], np.int32), np.array([3, 0, 1, 2, 4, 1], np.int32)
+    (layer,) = jax.jit(insert_prompts)(cache, [LayerKV(jnp.swapaxes(rows, 2, 3), rows + 10)], rows_N, slots_N)
+    for array, untouched, base in ((jnp.swapaxes(layer.keys, 2, 3), -1.0, 0.0), (layer.values, -2.0, 10.0)):
         first = np.asarray(array)[:, 0, :, 0]
         assert first[:, :4].tolist() == [[base + 1] * 4, [untouched] * 4, [base + 1] * 4, [base] * 4]
         assert (first[:, 4:] == untouched).all()

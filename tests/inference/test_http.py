@@ -59,7 +59,7 @@ async def test_a_score_is_the_raw_logprob_of_each_token_and_other_temperatures_a
         scores = await endpoint.score(PROMPT)
         np.testing.assert_array_equal(scores, np.float32([0.0, logprob(6, 1), logprob(7, 2)]))
         sent = server.calls[-1].body["sampling_params"]
-        assert (sent["max_tokens"], sent["temperature"], sent["prompt_logprobs"]) == (1, 1.0, 1)
+        assert (sent["max_tokens"], sent["temperature"], sent["prompt_logprobs"]) == (1, 1.0, 0)
         with pytest.raises(EngineError, match="at temperature 1, whatever is asked for"):
             await endpoint.score(PROMPT, temperature=0.7)
 

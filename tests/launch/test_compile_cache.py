@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
-from jaxrl.config.run import RunSection
 from jaxrl.launch import compile_cache
 from jaxrl.launch.compile_cache import cache_folder, use_compile_cache
 from jaxrl.trainer.compiles import num_cache_hits, num_compiles
@@ -62,13 +61,9 @@ def compile_and_run() -> tuple[str, int, int]:
     return result.tobytes().hex(), num_compiles() - made, num_cache_hits() - read
 
 
-def section(folder: Path) -> RunSection:
-    return RunSection(compile_cache_dir=str(folder))
-
-
 def test_a_second_process_reads_what_the_first_one_compiled_and_computes_the_same_bits(tmp_path: Path) -> None:
-    folder = use_compile_cache(section(tmp_path))
-    assert folder == cache_folder(section(tmp_path)) and folder.parent == tmp_path
+    folder = use_compile_cache(directory=str(tmp_path))
+    assert folder is not None and folder == cache_folder(str(tmp_path)) and folder.parent == tmp_path
     result, made, read = compile_and_run()
     assert (made, read) == (1, 0)
     env = os.environ | {"JAX_ENABLE_COMPILATION_CACHE": "true"}
@@ -79,7 +74,7 @@ def test_a_second_process_reads_what_the_first_one_compiled_and_computes_the_sam
 
 
 def test_a_damaged_cache_is_one_warning_and_everything_is_compiled(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    folder = use_compile_cache(section(tmp_path))
+    folder = use_compile_cache(directory=str(tmp_path))
     assert folder is not None
     result, _, _ = compile_and_run()
     for path in folder.iterdir():
@@ -100,36 +95,36 @@ def test_a_damaged_cache_is_one_warning_and_everything_is_compiled(tmp_path: Pat
 def test_a_cache_that_cannot_be_written_is_one_warning_and_no_cache(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_text("")
     with caplog.at_level(logging.WARNING):
-        assert use_compile_cache(section(tmp_path / "file")) is None
+        assert use_compile_cache(directory=str(tmp_path / "file")) is None
     (record,) = caplog.records
     assert "cannot be used, so every program is compiled" in record.getMessage()
     assert jax.config.values["jax_compilation_cache_dir"] is None
 
 
 def test_a_cache_that_is_switched_off_or_set_up_by_other_means_is_left_alone(tmp_path: Path) -> None:
-    assert use_compile_cache(RunSection(compile_cache=False, compile_cache_dir=str(tmp_path))) is None
+    assert use_compile_cache(is_on=False, directory=str(tmp_path)) is None
     jax.config.update("jax_compilation_cache_dir", str(tmp_path / "theirs"))
-    assert use_compile_cache(section(tmp_path)) is None
+    assert use_compile_cache(directory=str(tmp_path)) is None
     assert jax.config.values["jax_compilation_cache_dir"] == str(tmp_path / "theirs")
     jax.config.update("jax_enable_compilation_cache", False)
-    assert use_compile_cache(section(tmp_path)) is None
+    assert use_compile_cache(directory=str(tmp_path)) is None
     assert not list(tmp_path.iterdir())
 
 
 def test_by_default_programs_are_kept_in_the_user_s_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cache_folder(RunSection()).parent == tmp_path / "jaxrl" / "xla"
+    assert cache_folder().parent == tmp_path / "jaxrl" / "xla"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert cache_folder(RunSection()).parent == tmp_path / "home" / ".cache" / "jaxrl" / "xla"
+    assert cache_folder().parent == tmp_path / "home" / ".cache" / "jaxrl" / "xla"
 
 
 def test_the_oldest_programs_go_when_the_cache_is_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = cache_folder(section(tmp_path))
+    folder = cache_folder(str(tmp_path))
     folder.mkdir()
     for age_s, name in enumerate(("new", "middle", "old")):
         (folder / name).write_bytes(b"x" * 100)
         os.utime(folder / name, (10_000 - age_s, 10_000 - age_s))
     monkeypatch.setattr(compile_cache, "MAX_BYTES", 250)
-    use_compile_cache(section(tmp_path))
+    use_compile_cache(directory=str(tmp_path))
     assert sorted(path.name for path in folder.iterdir()) == ["middle", "new"]

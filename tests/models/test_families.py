@@ -120,10 +120,10 @@ def smollm2_golden(name: str) -> list[np.ndarray]:
     return [golden[f"{name}_{i}"] for i in range(3)]
 
 
-def assert_close_logprobs(ours: list[np.ndarray], theirs: list[np.ndarray]) -> None:
+def assert_close_logprobs(ours: list[np.ndarray], theirs: list[np.ndarray], mean: float = 1e-5) -> None:
     difference = np.abs(np.concatenate([a[1:] - b[1:] for a, b in zip(ours, theirs, strict=True)]))
     print(f"|difference of logprobs| over {len(difference)} tokens: mean {difference.mean():.2e}, max {difference.max():.2e}")
-    assert difference.mean() <= 1e-5
+    assert difference.mean() <= mean
     assert difference.max() <= 2e-4
 
 
@@ -131,9 +131,11 @@ def assert_close_logprobs(ours: list[np.ndarray], theirs: list[np.ndarray]) -> N
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_smollm2_has_the_logprobs_and_the_greedy_text_of_transformers(smollm2):
-    texts, expected = smollm2_golden("text_ids"), smollm2_golden("logprobs")
-    assert_close_logprobs(forward(smollm2, texts)[1], expected)
-    assert_close_logprobs(engine_scores(smollm2.engine, texts), expected)
+    texts = smollm2_golden("text_ids")
+    for ours in (forward(smollm2, texts)[1], engine_scores(smollm2.engine, texts)):
+        assert_close_logprobs(ours, smollm2_golden("exact_logprobs"))
+        # Both sides round here: transformers in float32 is itself 8e-6 from its own float64 in the mean.
+        assert_close_logprobs(ours, smollm2_golden("logprobs"), mean=2e-5)
     prompts, greedy, gaps = (smollm2_golden(name) for name in ("prompt_ids", "greedy_ids", "gaps"))
     for ours, theirs, gap in zip(engine_greedy(smollm2.engine, prompts, 48), greedy, gaps, strict=True):
         assert_same_text(ours, theirs, gap)

@@ -3,12 +3,14 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.test_util import check_grads
 
-from jaxrl.models.layers import MLP, Embedding, Linear, RMSNorm, apply_rope, rms_norm, rope_tables
+from jaxrl.models.layers import MLP, Embedding, Linear, RMSNorm, apply_rope, rms_norm, rope_frequencies, rope_tables
+from jaxrl.models.spec import RopeScaling
 
 
 def test_rms_norm_divides_by_the_root_mean_square_then_scales():
@@ -40,6 +42,22 @@ def test_rope_turns_the_pair_of_dimension_i_and_i_plus_half_by_position_over_wav
     turned = apply_rope(x, cos, sin)
     np.testing.assert_allclose(turned[0, 0, 0], [0, 1, 0, 0], atol=1e-7)
     np.testing.assert_allclose(turned[0, 0, 1], [0, math.cos(0.3), 0, math.sin(0.3)], rtol=1e-6)
+
+
+def test_llama_3_keeps_short_wavelengths_stretches_long_ones_and_blends_between():
+    scaling = RopeScaling(factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32)
+    # Wavelengths of 6.3, 29.7, 140 and 664 positions; 32 / 29.7 = 1.07703 lies a share of 0.02568 of the way from 1 to 4.
+    kept, blended, *stretched = rope_frequencies(8, 500.0, scaling)
+    assert kept == 1.0
+    assert blended == pytest.approx((0.02568 + (1 - 0.02568) / 4) * 500**-0.25, rel=1e-5)
+    np.testing.assert_allclose(stretched, [500**-0.5 / 4, 500**-0.75 / 4], rtol=1e-7)
+    cos, sin = rope_tables(jnp.array([[40]]), 8, 500.0, scaling)
+    np.testing.assert_allclose(jnp.arctan2(sin, cos)[0, 0, 2:], [40 * stretched[0], 40 * stretched[1]], rtol=1e-6)
+
+
+def test_a_scaling_of_factor_one_changes_no_frequency():
+    scaling = RopeScaling(factor=1.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192)
+    np.testing.assert_allclose(rope_frequencies(128, 5e5, scaling), rope_frequencies(128, 5e5), rtol=1e-7)
 
 
 @given(first=st.integers(0, 50), second=st.integers(0, 50), shift=st.integers(0, 500))

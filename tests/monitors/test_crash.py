@@ -1,5 +1,6 @@
 """`jaxrl.monitors.crash`: which component failed, what the report says, and what it never says."""
 
+import contextlib
 import io
 import json
 from pathlib import Path
@@ -85,6 +86,19 @@ def test_a_mistake_of_the_user_leaves_no_report_and_a_new_process_removes_an_old
     with pytest.raises(ConfigError), reporter(tmp_path).reporting(ConfigError):
         raise ConfigError("no such model")
     assert not list(tmp_path.glob("crash.*"))
+
+
+def test_where_the_parts_stood_is_remembered_from_the_first_failure_and_told_once(tmp_path: Path) -> None:
+    crash, doing = reporter(tmp_path), ["training"]
+    crash.watch("trainer", lambda: doing[-1])
+    with pytest.raises(RunFailedError) as caught, crash.reporting(), contextlib.ExitStack() as stack:
+        stack.callback(crash.watch, "late", lambda: "registered after the report")
+        stack.enter_context(crash.reporting())
+        stack.callback(doing.append, "stopped")
+        with crash.remembering():
+            raise RunFailedError("out of memory")
+    assert (report_of(caught.value) or {})["parts"] == {"trainer": "training"}
+    assert json.loads((tmp_path / "crash.json").read_text())["parts"] == {"trainer": "training"}
 
 
 def test_a_report_that_cannot_be_written_hides_nothing(tmp_path: Path) -> None:

@@ -64,6 +64,20 @@ def test_a_log_says_how_long_a_phase_took_the_first_time_and_that_a_long_one_goe
     ]
 
 
+def test_a_log_that_was_silent_for_long_shows_its_meters() -> None:
+    clock = Clock()
+    terminal, out = plain(clock)
+    terminal.meter("engine", lambda: "12 running")
+    for seconds in (20, 15, 10, 10):
+        clock.now += seconds
+        terminal.tick()
+    terminal.step(1, {})
+    clock.now += 29
+    terminal.tick()
+    terminal.close()
+    assert [line for line in out.getvalue().splitlines() if line.startswith("engine")] == ["engine: 12 running"]
+
+
 def test_the_meter_of_an_engine_shows_the_speed_of_the_last_seconds() -> None:
     clock, tokens = Clock(), 0.0
 
@@ -145,7 +159,8 @@ def test_on_a_terminal_the_view_shows_step_reward_phase_and_wait_and_log_lines_g
     finally:
         root.removeHandler(handler)
     text = out.getvalue()
-    for part in ("jaxrl · run", "step 7/60", "0.438", "generating", "group 2  3/8, 0:00", "engine  12 running", "waiting for the trainer", "careful"):
+    shown = ("jaxrl · run", "step 7/60", "0.438", "generating", "group 2  3/8, 0:00", "engine  12 running", "waiting for the trainer")
+    for part in (*shown, "careful"):
         assert part in text
     assert handler.stream is stream
 

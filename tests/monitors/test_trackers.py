@@ -71,21 +71,30 @@ def test_event_files_hold_every_point_and_a_resume_hides_the_steps_that_are_done
     assert b"api_key" in files[0].read_bytes() and b"do-not-show" not in files[0].read_bytes()
 
 
+def records(path: Path) -> list[bytes]:
+    """Read the records of wandb's log: a header of 7 bytes, then blocks of 32 KiB of pieces (crc, length, type, data)."""
+    data, at, found, parts = path.read_bytes(), 7, [], b""
+    while at + 7 <= len(data):
+        left = 2**15 - at % 2**15
+        if left < 7:
+            at += left
+            continue
+        length, kind = struct.unpack_from("<HB", data, at + 4)
+        parts += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # a whole record, or its last piece
+            found.append(parts)
+            parts = b""
+    return found
+
+
 def wandb_rows(folder: Path) -> list[dict[str, float]]:
     """Read the history of every offline run of a folder back."""
     from wandb.proto.wandb_internal_pb2 import Record
-    from wandb.sdk.internal.datastore import DataStore
 
-    found = []
-    for path in sorted(folder.glob("offline-run-*/*.wandb")):
-        store = DataStore()
-        store.open_for_scan(str(path))
-        while (data := store.scan_data()) is not None:
-            record = Record.FromString(data)
-            if record.HasField("history"):
-                row = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
-                found.append({key: value for key, value in row.items() if not key.startswith("_")})
-    return found
+    history = [Record.FromString(data).history for path in sorted(folder.glob("offline-run-*/*.wandb")) for data in records(path)]
+    rows = [{"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in part.item} for part in history if part.item]
+    return [{key: value for key, value in row.items() if not key.startswith("_")} for row in rows]
 
 
 def test_an_offline_run_of_wandb_has_an_axis_per_family_and_a_resume_goes_on_with_it(tmp_path: Path) -> None:

@@ -218,7 +218,7 @@ def test_two_runs_of_n_steps_are_one_run_of_2n_bit_for_bit(device, tmp_path):
         {
             name: value
             for name, value in report.metrics.items()
-            if not name.startswith(("time/", "throughput/", "compile/"))
+            if not name.startswith(("time/", "throughput/", "compile/", "memory/"))
         }
         for report in (*straight.channel.reports[2:], *second.channel.reports)
     ]
@@ -320,6 +320,15 @@ def test_a_start_step_other_than_the_state_s_is_refused(device):
     harness = Harness(device, [batch_of(4)], start_step=3)
     with pytest.raises(RunFailedError, match="started at step 3 with a state of step 0"):
         harness.trainer.run()
+
+
+def test_progress_counts_micro_batches_and_tells_the_speed(device):
+    batch = make_batch([make_sample(seed, 15) for seed in range(8)], make_config())
+    shown, ticks = [], iter(range(1000))
+    harness = Harness(device, [batch], progress=lambda *args: shown.append(args), clock=lambda: float(next(ticks)))
+    harness.trainer.run()
+    assert [call[:3] for call in shown] == [("training", done, 4) for done in range(5)]
+    assert shown[0][3] == "" and shown[1][3] == f"{batch.num_tokens / 4 / 2:,.0f} tok/s", "two ticks of the clock after the start"
 
 
 def test_engine_ticks_run_between_micro_batches_and_a_failing_tick_ends_the_run(device):

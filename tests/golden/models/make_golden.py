@@ -7,8 +7,8 @@ Run with a Python that has torch and transformers:
 
 For each tiny model it writes a Hugging Face directory, saved by transformers itself, with golden.npz inside; for SmolLM2 only smollm2.npz.
 Both hold token ids, their logprobs, and greedy continuations with the gap between the two likeliest tokens at each place: a
-continuation can only be expected to be the same up to the first gap that rounding may close. float32 throughout. It does not import
-jaxrl: the numbers stand on their own.
+continuation can only be expected to be the same up to the first gap that rounding may close. float32 throughout, but for SmolLM2's
+exact_logprobs, which are computed in float64. It does not import jaxrl: the numbers stand on their own.
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ SMOLLM2_NEW = 48
 
 @torch.no_grad()
 def token_logprobs(model: torch.nn.Module, token_ids: list[int]) -> np.ndarray:
-    """[T] float32, the logprob of each token given those before it; index 0 is 0."""
+    """[T] float32, the logprob of each token given those before it, in the model's precision; index 0 is 0."""
     ids = torch.tensor([token_ids])
     logprobs = torch.log_softmax(model(input_ids=ids).logits[0, :-1], dim=-1)
     chosen = logprobs.gather(1, ids[0, 1:, None])[:, 0]
-    return np.concatenate([[0.0], chosen.numpy()]).astype(np.float32)
+    return np.concatenate([[0.0], chosen.double().numpy()]).astype(np.float32)
 
 
 @torch.no_grad()
@@ -126,6 +126,10 @@ def write_smollm2(model_directory: Path, file: Path) -> None:
         arrays[f"prompt_ids_{i}"] = np.array(prompt_ids, np.int32)
         arrays[f"greedy_ids_{i}"] = np.array(greedy_ids, np.int32)
         arrays[f"gaps_{i}"] = np.array(gaps, np.float32)
+    # Without the rounding of float32 on their side: what both sides are near to.
+    model = model.to(torch.float64)
+    for i in range(len(TEXTS)):
+        arrays[f"exact_logprobs_{i}"] = token_logprobs(model, arrays[f"text_ids_{i}"].tolist())
     np.savez_compressed(file, **arrays)
 
 

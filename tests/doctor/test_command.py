@@ -1,0 +1,83 @@
+"""What the command prints and returns."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jaxrl import doctor
+from tests.doctor.patients import ModelDir, lines_of
+from tests.e2e.runs import ROOT, SMALL, small_arguments
+
+CHEAP = ("config", "tokenizer", "template", "budgets", "endpoint", "head", "model")
+
+
+def diagnose(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    """Run the command; return its exit code and what it printed."""
+    code = doctor.main(["--config", str(ROOT / "configs/quickstart.toml"), *SMALL, *arguments])
+    shown = capsys.readouterr()
+    assert "Traceback" not in shown.out + shown.err
+    return code, shown.out + shown.err
+
+
+def test_checks_that_are_good_are_one_line_each_and_code_0(capsys: pytest.CaptureFixture[str]) -> None:
+    code, text = diagnose(capsys, *(f"--check={name}" for name in CHEAP))
+    assert code == 0
+    found = {name: (level, said) for level, name, said in lines_of(text)}
+    assert list(found) == list(CHEAP) and {level for level, _ in found.values()} == {"ok"}
+    assert "200 steps of 32 rollouts in groups of 8" in found["config"][1]
+    assert "385 ids for 512 rows of the embedding, no BOS token" in found["tokenizer"][1] and "'<|im_end|>' (2)" in found["tokenizer"][1]
+    assert "each turn continues the one before (user, system and user)" in found["template"][1]
+    assert "+ reply 32 =" in found["budgets"][1]
+    assert found["endpoint"][1] == "no external server is named"
+    assert found["head"][1].startswith("tied")
+    assert "656,448 parameters" in found["model"][1]
+
+
+def test_the_module_runs_as_a_command() -> None:
+    command = [sys.executable, "-m", "jaxrl.doctor", "--config", "configs/quickstart.toml", "--check=config"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("ok   config")
+
+
+def test_a_configuration_that_does_not_load_is_code_2(capsys: pytest.CaptureFixture[str]) -> None:
+    code, text = diagnose(capsys, "--trainer.row=3")
+    assert code == 2
+    assert "unknown key `trainer.row`" in text
+
+
+def test_an_unknown_check_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        diagnose(capsys, "--check=everything")
+    assert caught.value.code == 2
+    assert "everything" in capsys.readouterr().err
+
+
+def test_resume_alone_must_be_asked_for() -> None:
+    assert [name for name in doctor.CHECKS if name not in doctor.DEFAULT_CHECKS] == ["resume"]
+
+
+def test_a_failed_check_is_code_1_and_the_others_still_run(capsys: pytest.CaptureFixture[str], model_dir: ModelDir) -> None:
+    weights = model_dir.path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    code, text = diagnose(capsys, model_dir.override, "--check=model", "--check=tokenizer")
+    assert code == 1
+    failed, fine = lines_of(text)
+    assert failed[:2] == ("FAIL", "model") and "model.safetensors" in failed[2]
+    assert fine[:2] == ("ok", "tokenizer")
+
+
+def test_a_warning_does_not_change_the_exit_code(capsys: pytest.CaptureFixture[str], model_dir: ModelDir) -> None:
+    model_dir.edit_template(before="{%- set today = strftime_now('%d %b %Y') -%}")
+    code, text = diagnose(capsys, model_dir.override, "--check=template")
+    assert code == 0 and text.startswith("warn template")
+
+
+def test_the_doctor_leaves_no_run_folder(tmp_path: Path) -> None:
+    arguments = small_arguments(tmp_path / "run")
+    assert doctor.main([*arguments, "--check=config", "--check=budgets"]) == 0
+    assert not (tmp_path / "run").exists()

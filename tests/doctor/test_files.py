@@ -1,0 +1,140 @@
+"""Checks that look at files and settings only, each on a run that is well and on ones that are not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from jaxrl.doctor.finding import Level
+from jaxrl.doctor.model import check_head
+from jaxrl.doctor.settings import check_budgets
+from jaxrl.doctor.template import check_template
+from jaxrl.doctor.tokenizer import check_tokenizer
+from jaxrl.errors import ModelLoadError
+from tests.doctor.patients import ModelDir, examine
+
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+BOS = "{{- '<|endoftext|>' -}}"
+
+
+def with_bos(model_dir: ModelDir) -> None:
+    """Make the model one whose prompts begin with a token of their own."""
+    model_dir.edit_json("tokenizer_config.json", bos_token="<|endoftext|>")
+
+
+def test_a_template_that_writes_bos_once_is_good_and_twice_is_not(model_dir: ModelDir) -> None:
+    with_bos(model_dir)
+    model_dir.edit_template(before=BOS)
+    once = examine(check_tokenizer, model_dir.override)
+    assert once.level is Level.GOOD and "BOS '<|endoftext|>' (0) at the start" in once.text
+    model_dir.edit_template(before=BOS)
+    twice = examine(check_tokenizer, model_dir.override)
+    assert twice.level is Level.BAD and "a prompt begins with BOS twice" in twice.text
+
+
+def test_a_bos_that_only_the_tokenizer_writes_is_told(model_dir: ModelDir) -> None:
+    with_bos(model_dir)
+    unused = examine(check_tokenizer, model_dir.override)
+    assert unused.level is Level.GOOD and "(0) not at the start" in unused.text
+    single = [{"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+    tokens = {"<|endoftext|>": {"id": "<|endoftext|>", "ids": [0], "tokens": ["<|endoftext|>"]}}
+    processor = {"type": "TemplateProcessing", "single": single, "pair": single, "special_tokens": tokens}
+    model_dir.edit_json("tokenizer.json", post_processor=processor)
+    missing = examine(check_tokenizer, model_dir.override)
+    assert missing.level is Level.WARNING and "puts BOS before bare text and the chat template does not" in missing.text
+
+
+def test_an_end_that_is_no_token_and_an_end_that_servers_do_not_know_are_told(model_dir: ModelDir) -> None:
+    model_dir.edit_json("generation_config.json", eos_token_id=[2, 700])
+    beyond = examine(check_tokenizer, model_dir.override)
+    assert beyond.level is Level.BAD and "generation_config.json ends replies at [700]" in beyond.text
+    model_dir.edit_json("generation_config.json", eos_token_id=0)
+    model_dir.edit_json("tokenizer_config.json", eos_token="<|endoftext|>")
+    unknown = examine(check_tokenizer, model_dir.override)
+    assert unknown.level is Level.WARNING and "only the template ends a turn with [2]" in unknown.text
+
+
+def test_a_tokenizer_with_more_ids_than_the_model_has_rows_or_without_a_template_is_found(model_dir: ModelDir) -> None:
+    model_dir.edit_json("config.json", vocab_size=100)
+    with pytest.raises(ModelLoadError, match=r"385 ids but config.json says `vocab_size`=100"):
+        examine(check_tokenizer, model_dir.override)
+    (model_dir.path / "chat_template.jinja").unlink()
+    with pytest.raises(ModelLoadError, match="chat template"):
+        examine(check_tokenizer, model_dir.override)
+
+
+def test_a_template_that_rewrites_earlier_turns_is_told_with_the_place(model_dir: ModelDir) -> None:
+    content = "message.content"
+    short = "(message.content if loop.last or message.role != 'assistant' else message.content.upper())"
+    model_dir.edit_template((f"message.role + '\\n' + {content}", f"message.role + '\\n' + {short}"))
+    finding = examine(check_template, model_dir.override)
+    assert finding.level is Level.WARNING
+    assert "of user and assistant is rewritten by a later turn ('t is five.' became 'T IS FIVE.<|im_end|>')" in finding.text
+
+
+def test_a_template_that_drops_earlier_thinking_is_good_and_says_so(model_dir: ModelDir) -> None:
+    spoken = "(message.content if loop.last else message.content.split('</think>')[-1].lstrip('\\n'))"
+    model_dir.edit_template(("message.role + '\\n' + message.content", f"message.role + '\\n' + {spoken}"))
+    finding = examine(check_template, model_dir.override)
+    assert finding.level is Level.GOOD, finding.text
+    assert "earlier thinking is dropped, which starts a new branch" in finding.text
+
+
+def test_a_generation_prompt_that_is_written_twice_is_bad(model_dir: ModelDir) -> None:
+    asks = "{{- '<|im_start|>assistant\\n' -}}"
+    always = f"{{%- if messages[-1].role == 'user' -%}}{asks}{{%- endif -%}}"
+    model_dir.edit_template(("{%- if add_generation_prompt -%}", always + "{%- if add_generation_prompt -%}"))
+    finding = examine(check_template, model_dir.override)
+    assert finding.level is Level.BAD and "a prompt asks for a reply twice ('<|im_start|>assistant\\n')" in finding.text
+
+
+def test_a_template_with_todays_date_is_warned_about_with_its_hash(model_dir: ModelDir) -> None:
+    model_dir.edit_template(before="{{- strftime_now('%d %b %Y') -}}")
+    finding = examine(check_template, model_dir.override)
+    assert finding.level is Level.WARNING
+    assert "it writes today's date" in finding.text and finding.text.startswith("sha256 ")
+
+
+def test_a_template_that_refuses_system_messages_is_told(model_dir: ModelDir) -> None:
+    model_dir.edit_template(before="{%- if messages[0].role == 'system' -%}{{ raise_exception('no system') }}{%- endif -%}")
+    finding = examine(check_template, model_dir.override)
+    assert finding.level is Level.WARNING and "it refuses conversations of system and user" in finding.text
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (("--inference.max_model_len=10", "--orchestrator.sampling.max_tokens=4"), "prompts do not fit; raise `inference.max_model_len`"),
+        (("--inference.max_model_len=40",), "replies will be cut at the window"),
+        (("--trainer.row_length=40", "--inference.max_model_len=64"), "long rollouts will be dropped; raise `trainer.row_length`"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:`inference.max_model_len`=64 is longer than `trainer.row_length`:UserWarning")
+def test_budgets_that_do_not_hold_a_rollout_are_found_with_the_number_to_set(overrides: tuple[str, ...], said: str) -> None:
+    finding = examine(check_budgets, *overrides)
+    assert not finding.is_good
+    assert said in finding.text
+
+
+def test_a_tied_head_may_be_in_the_files_only_as_a_copy(model_dir: ModelDir) -> None:
+    embedding = model_dir.tensors()[EMBEDDING]
+    model_dir.edit_tensors(**{HEAD: embedding})
+    copy = examine(check_head, model_dir.override)
+    assert copy.level is Level.GOOD and "the files also hold `lm_head.weight`" in copy.text
+    other = embedding.copy()
+    other[-1, -1] += 1
+    model_dir.edit_tensors(**{HEAD: other})
+    stale = examine(check_head, model_dir.override)
+    assert stale.level is Level.BAD and "`tie_word_embeddings`=true, but the files hold a `lm_head.weight` with other values" in stale.text
+
+
+def test_an_untied_head_must_be_in_the_files_and_should_not_be_the_embedding(model_dir: ModelDir) -> None:
+    model_dir.edit_json("config.json", tie_word_embeddings=False)
+    missing = examine(check_head, model_dir.override)
+    assert missing.level is Level.BAD and "the files hold no `lm_head.weight`" in missing.text
+    embedding = model_dir.tensors()[EMBEDDING]
+    model_dir.edit_tensors(**{HEAD: embedding})
+    copy = examine(check_head, model_dir.override)
+    assert copy.level is Level.WARNING and "untied, but `lm_head.weight` equals" in copy.text
+    model_dir.edit_tensors(**{HEAD: embedding + np.float32(1)})
+    assert examine(check_head, model_dir.override).level is Level.GOOD
