@@ -11,10 +11,10 @@ PYTHONS ?= python3.13 python3.12 python3.11 python3 python
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-$(EXTRAS)
 
-.PHONY: help setup quickstart start-model test test-all lint
+.PHONY: help setup quickstart smollm2 start-model test test-all lint
 
 help: ## Show this list
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## Create .venv with Python >= 3.11 and install jaxrl with its tools
 
@@ -35,6 +35,9 @@ $(STAMP): pyproject.toml constraints.txt
 
 quickstart: setup ## Train the small shipped model on this CPU and draw its reward curve
 	$(BIN)/python -m jaxrl.train --config configs/quickstart.toml --run.name quickstart-$$(date +%Y%m%d-%H%M%S)
+
+smollm2: setup ## Fetch SmolLM2-135M-Instruct (93 MB) and convert it to models/ (542 MB)
+	$(BIN)/python configs/smollm2/fetch_model.py
 
 start-model: setup ## Make the quickstart's starting model anew
 	$(BIN)/python configs/quickstart/make_start_model.py

@@ -7,6 +7,8 @@ import pytest
 from jaxrl.config.base import Section
 from jaxrl.config.dump import dump_toml
 from jaxrl.config.load import load_config
+from jaxrl.config.run import RunConfig
+from jaxrl.config.serve import ServeConfig
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = sorted((ROOT / "configs").rglob("*.toml"))
@@ -18,9 +20,10 @@ def all_sections(base: type[Section] = Section) -> list[type[Section]]:
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_shipped_configuration_loads_and_its_dump_loads_equal(path: Path, tmp_path: Path) -> None:
-    config = load_config(path)
+    root = ServeConfig if path.name.startswith("serve_") else RunConfig
+    config = load_config(path, (), root)
     (tmp_path / "config.toml").write_text(dump_toml(config), encoding="utf-8")
-    assert load_config(tmp_path / "config.toml") == config
+    assert load_config(tmp_path / "config.toml", (), root) == config
 
 
 @pytest.mark.parametrize("section", all_sections(), ids=lambda section: section.__name__)

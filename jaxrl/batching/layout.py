@@ -9,14 +9,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 import numpy as np
 
 from jaxrl.batching.balance import partition, split_to_multiple
-
-_BLOCK_POSITIONS = 1 << 16
-"""Segment and position ids are made in blocks of about so many positions, small enough to stay in the cache of a core."""
 
 
 def first_fit_decreasing(lengths: Sequence[int], capacity: int, max_items: int) -> list[list[int]]:
@@ -104,65 +100,62 @@ def plan_rows(
 class Layout:
     """The flat token stream of all rows of all micro-batches, in parts: a sample, or the padding that ends a row."""
 
-    sample_starts: np.ndarray
-    """[P] int64, flat position of the first token of each packed sample."""
-    part_starts: np.ndarray
+    row_length: int
+    parts: list[int]
+    """Per part, its packed sample, or `P + k` for the k-th padding."""
+    starts: np.ndarray
     """[parts + 1] int64, flat position where each part starts, ascending; the last entry is the number of positions."""
-    part_samples: np.ndarray
-    """[parts] int64, packed sample that the part holds; -1 for padding."""
-    part_segments: np.ndarray
+    segments: np.ndarray
     """[parts] int32, segment id of the part; 0 for padding."""
+    first_parts: list[int]
+    """[rows + 1], first part of each row; the last entry is the number of parts."""
+    padding_lengths: list[int]
+    """Number of positions of each padding, `>= 1`."""
 
     @classmethod
     def of(cls, grid: Sequence[Sequence[int]], lengths: Sequence[int], row_length: int) -> Layout:
         """Lay out the rows of `plan_rows`."""
-        samples = np.fromiter(chain.from_iterable(grid), np.int64, len(lengths))
-        num_segments = np.fromiter(map(len, grid), np.int64, len(grid))
-        first_of_row = np.cumsum(num_segments) - num_segments
-        row = np.repeat(np.arange(len(grid)), num_segments)
-        # Tokens of all samples before the first one of each row, and behind the last one at the end.
-        ends = np.concatenate([[0], np.cumsum(np.asarray(lengths, np.int64)[samples])])
-        before_row = ends[first_of_row]
-        starts = ends[:-1] - before_row[row] + row * row_length
-        used = ends[first_of_row + num_segments] - before_row
-        short = np.flatnonzero(used < row_length)
-        part_starts = np.concatenate([starts, short * row_length + used[short]])
-        order = np.argsort(part_starts)
-        sample_starts = np.empty(len(lengths), np.int64)
-        sample_starts[samples] = starts
-        padding = np.zeros(len(short), np.int64)
-        return cls(
-            sample_starts,
-            np.append(part_starts[order], len(grid) * row_length),
-            np.concatenate([samples, padding - 1])[order],
-            np.concatenate([np.arange(len(row)) - first_of_row[row] + 1, padding])[order].astype(np.int32),
-        )
+        parts: list[int] = []
+        segments: list[int] = []
+        first_parts: list[int] = []
+        padding_lengths: list[int] = []
+        for items in grid:
+            first_parts.append(len(parts))
+            parts += items
+            segments += range(1, len(items) + 1)
+            if padding := row_length - sum([lengths[i] for i in items]):
+                parts.append(len(lengths) + len(padding_lengths))
+                segments.append(0)
+                padding_lengths.append(padding)
+        part_lengths = np.asarray([*lengths, *padding_lengths], np.int64)[parts]
+        starts = np.concatenate([[0], np.cumsum(part_lengths)])
+        return cls(row_length, parts, starts, np.asarray(segments, np.int32), [*first_parts, len(parts)], padding_lengths)
 
     @property
-    def num_positions(self) -> int:
-        """Positions of all rows together."""
-        return int(self.part_starts[-1])
+    def num_rows(self) -> int:
+        """Rows of all micro-batches together."""
+        return len(self.first_parts) - 1
 
-    @property
-    def paddings(self) -> list[slice]:
-        """Flat positions of every padding."""
-        parts = np.flatnonzero(self.part_samples < 0)
-        return list(map(slice, self.part_starts[parts].tolist(), self.part_starts[parts + 1].tolist()))
+    def in_order(self, arrays: Sequence[np.ndarray], padding: np.generic) -> list[np.ndarray]:
+        """Return the array of every part: those of the packed samples, given in order, and views of `padding`."""
+        blank = np.full(self.row_length, padding)
+        return [*map([*arrays, *[blank[:length] for length in self.padding_lengths]].__getitem__, self.parts)]
 
-    def write_segments_and_positions(self, segment_ids: np.ndarray, position_ids: np.ndarray) -> None:
-        """Fill two [positions] int32 arrays: segment ids, and positions that restart at 0 in every part."""
-        lengths = np.diff(self.part_starts)
-        marks = np.searchsorted(self.part_starts[:-1], np.arange(0, self.num_positions, _BLOCK_POSITIONS)).tolist()
-        ramp = np.arange(self.num_positions if len(marks) < 2 else int(np.diff(self.part_starts[[*marks, -1]]).max()), dtype=np.int32)
-        for part, end in zip(marks, [*marks[1:], len(lengths)], strict=True):
-            if part == end:
-                continue
-            start, stop = self.part_starts[part], self.part_starts[end]
-            inside = lengths[part:end]
-            segment_ids[start:stop] = np.repeat(self.part_segments[part:end], inside)
-            offsets = (self.part_starts[part:end] - start).astype(np.int32)
-            np.subtract(ramp[: stop - start], np.repeat(offsets, inside), out=position_ids[start:stop])
+    def segments_and_positions(self, rows: slice) -> tuple[np.ndarray, np.ndarray]:
+        """Return two [positions of some rows] int32 arrays: segment ids, and positions that restart at 0 in every part."""
+        inside = slice(self.first_parts[rows.start], self.first_parts[rows.stop])
+        starts = self.starts[inside.start : inside.stop + 1]
+        lengths = np.diff(starts)
+        ramp = np.arange(starts[-1] - starts[0], dtype=np.int32)
+        ramp -= np.repeat((starts[:-1] - starts[0]).astype(np.int32), lengths)
+        return np.repeat(self.segments[inside], lengths), ramp
+
+    def first_positions(self, rows: slice) -> np.ndarray:
+        """Return where the samples of some rows start, counted from the first position of these rows."""
+        inside = slice(self.first_parts[rows.start], self.first_parts[rows.stop])
+        starts = self.starts[inside]
+        return starts[self.segments[inside] > 0] - rows.start * self.row_length
 
     def sample_at(self, flat_position: int) -> int:
         """Return the packed sample that holds a position of the flat token stream."""
-        return int(self.part_samples[np.searchsorted(self.part_starts, flat_position, side="right") - 1])
+        return self.parts[int(np.searchsorted(self.starts, flat_position, side="right")) - 1]

@@ -7,9 +7,8 @@ split, reordered inside, or cut silently, and nothing here knows which algorithm
 Legend: N samples, P packed samples (N without the dropped), M micro-batches, R rows of a micro-batch (all shards), T
 positions, S segments.
 
-Most of the time goes into memory: fresh pages have to be made, and lists of arrays have to be walked. A large batch therefore has a
-second thread, which makes pages and checks whole streams while the first one plans and copies. What it computes does not depend on
-that thread.
+Most of the time goes into memory: making fresh pages and walking lists of arrays. So rows are laid, counted and checked in blocks that
+stay in the cache of a core, and nothing passes over a whole stream.
 
 Frozen and demonstration samples hold 0.0 as inference logprob and must have no rl or ref_kl member. A logprob of 0.0 is
 also what a live policy gives a token of probability 1, so that rule cannot be checked here: whoever stamps streams
@@ -18,10 +17,10 @@ knows the source and keeps it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -58,11 +57,8 @@ COMPONENT_READS = {
 """Streams whose value at a member token enters that component's loss."""
 
 _STREAMS = (*REQUIRED_STREAMS, *OPTIONAL_STREAMS)
-_THREAD_FROM_TOKENS = 1_000_000
-"""Batches of fewer tokens are packed in one thread: there is too little to share."""
-_LAY_SAMPLES = 64
-"""Samples whose streams are copied in turn: arrays of one sample tend to be neighbours in memory."""
-_PAGE_BYTES = 4096
+_BLOCK_POSITIONS = 1 << 16
+"""Rows are laid in blocks of about so many positions (1.6 MB in the streams of plain GRPO)."""
 
 Columns = dict[str, Sequence[np.ndarray | None]]
 """Per stream the arrays of all samples, in order. A stream that no sample has is left out."""
@@ -126,31 +122,19 @@ def pack(
     columns, lengths = _columns(samples)
     _check_credit(samples, columns)
     packed, columns, lengths, overlong_indices = _fit_to_row(samples, columns, lengths, row_length, overlong)
-    num_tokens, num_rows = sum(lengths), shards * rows
-    least = -(-num_tokens // (num_rows * row_length)) * num_rows * row_length
-    with ThreadPoolExecutor(1, "pack") if num_tokens >= _THREAD_FROM_TOKENS else _InPlace() as beside:
-        canvas = _Canvas(columns, least, beside)
-        grid = plan_rows(lengths, row_length, rows, shards, max_segments, attention_cost)
-        layout = Layout.of(grid, lengths, row_length)
-        streams = {name: canvas.take(name, layout.num_positions) for name in ("segment_ids", "position_ids")}
-        layout.write_segments_and_positions(*streams.values())
-        is_real = beside.submit(np.greater, streams["segment_ids"], 0)
-        streams |= _lay(canvas, columns, layout, packed)
-        members = beside.submit(_members, streams, is_real)
-        suspects = _suspects(streams)
-        _check_first_tokens(members.result(), layout, packed)
-        _check_values(streams, suspects, members.result(), layout, packed)
-    streams = {name: stream.reshape(-1, row_length) for name, stream in streams.items()}
+    grid = plan_rows(lengths, row_length, rows, shards, max_segments, attention_cost)
+    layout = Layout.of(grid, lengths, row_length)
+    streams, counts, num_loss_tokens = _fill(columns, layout, packed, context_shards)
     batch = TrainBatch(
         step=step,
-        micro_batches=_micro_batches(columns, grid, streams, num_rows, max_segments),
-        member_counts=_count_members(members.result(), shards, rows, context_shards, row_length),
+        micro_batches=_micro_batches(columns, grid, streams, shards * rows, max_segments),
+        member_counts=_counts_by_shard(counts, shards, rows),
         num_samples=len(packed),
-        num_tokens=num_tokens,
-        num_loss_tokens=_count_loss_tokens(members.result()),
+        num_tokens=sum(lengths),
+        num_loss_tokens=num_loss_tokens,
         overlong=overlong_indices,
     )
-    _assert_shapes(batch, num_rows, row_length, max_segments, shards * context_shards)
+    _assert_shapes(batch, shards * rows, row_length, max_segments, shards * context_shards)
     return batch
 
 
@@ -243,135 +227,111 @@ def _fit_to_row(
     return samples, columns, lengths, overlong_indices
 
 
-class _InPlace(Executor):
-    """Runs what is submitted at once, in the calling thread."""
+def _fill(
+    columns: Columns, layout: Layout, packed: Sequence[TrainingSample], context_shards: int
+) -> tuple[dict[str, np.ndarray], np.ndarray, int]:
+    """Lay out the samples' streams with segment and position ids, block by block, and check and count what was laid.
 
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        future.set_result(fn(*args, **kwargs))
-        return future
-
-
-class _Canvas:
-    """Flat arrays of zeros, one per stream, whose memory pages another thread makes while rows are being planned."""
-
-    def __init__(self, columns: Columns, least_positions: int, beside: Executor) -> None:
-        """`least_positions` is what any plan needs."""
-        self._arrays = {
-            name: beside.submit(_resident_zeros, least_positions, _dtype(name)) for name in ("segment_ids", "position_ids", *columns)
-        }
-
-    def take(self, name: str, num_positions: int) -> np.ndarray:
-        """Return a stream's [num_positions] zeros; called once per stream."""
-        array = self._arrays.pop(name).result()
-        return array[:num_positions] if num_positions <= array.size else np.zeros(num_positions, array.dtype)
-
-
-def _resident_zeros(num_positions: int, dtype: type[np.generic]) -> np.ndarray:
-    """Return at least `num_positions` zeros, of which so many are in memory.
-
-    A plan seldom needs more than an eighth above its lower bound. Memory that nobody touches is only an address.
+    Returns:
+      [rows of all micro-batches, T] arrays by stream; [rows, context_shards, 3] member counts; the number of tokens that are a member.
     """
-    array = np.zeros(num_positions + num_positions // 8, dtype)
-    array[: num_positions : _PAGE_BYTES // array.itemsize] = 0
-    return array
+    num_rows, row_length = layout.num_rows, layout.row_length
+    parts = {name: _parts(name, arrays, layout, packed) for name, arrays in columns.items()}
+    dtypes = {**{name: _dtype(name) for name in columns}, "segment_ids": np.int32, "position_ids": np.int32}
+    streams = {name: np.empty((num_rows, row_length), dtype) for name, dtype in dtypes.items()}
+    counts = np.zeros((num_rows, context_shards, len(COMPONENTS)), np.int64)
+    num_loss_tokens = 0
+    rows_per_block = max(1, _BLOCK_POSITIONS // row_length)
+    for first in range(0, num_rows, rows_per_block):
+        rows = slice(first, min(first + rows_per_block, num_rows))
+        block = {name: stream[rows].reshape(-1) for name, stream in streams.items()}
+        for name, arrays in parts.items():
+            np.concatenate(arrays[layout.first_parts[rows.start] : layout.first_parts[rows.stop]], out=block[name], casting="same_kind")
+        block["segment_ids"][:], block["position_ids"][:] = layout.segments_and_positions(rows)
+        is_real = block["segment_ids"] > 0
+        weights = (block.get(name) for name in ("rl_weights", "ce_weights", "ref_kl_weights"))
+        members = component_members(block["loss_mask"], *weights, is_real)
+        where = _Block(layout, rows, packed)
+        _check_first_tokens(members, where)
+        _check_values(block, members, is_real, where)
+        for component, member in enumerate(members):
+            if member.any():
+                runs = member.reshape(-1, row_length // context_shards)
+                counts[rows, :, component] = np.reshape([np.count_nonzero(run) for run in runs], (-1, context_shards))
+        num_loss_tokens += int(np.count_nonzero(members.rl | members.ce | members.ref_kl))
+    return streams, counts, num_loss_tokens
 
 
 def _dtype(name: str) -> type[np.generic]:
-    return np.int32 if name in ("segment_ids", "position_ids") else REQUIRED_STREAMS.get(name, np.float32)
+    return REQUIRED_STREAMS.get(name, np.float32)
 
 
-def _lay(canvas: _Canvas, columns: Columns, layout: Layout, packed: Sequence[TrainingSample]) -> dict[str, np.ndarray]:
-    """Return streams as [positions]: each sample's array in its place, the identity where it is absent, padding elsewhere."""
-    for name, arrays in columns.items():
-        _check_dtypes(name, arrays, packed)
-    streams = {name: canvas.take(name, layout.num_positions) for name in columns}
-    for place in layout.paddings:
-        streams["temperatures"][place] = 1
-    starts = layout.sample_starts.tolist()
-    ends = [start + len(ids) for start, ids in zip(starts, columns["token_ids"], strict=True)]
-    for start in range(0, len(starts), _LAY_SAMPLES):
-        own = slice(start, start + _LAY_SAMPLES)
-        places = list(map(slice, starts[own], ends[own]))
-        for name, stream in streams.items():
-            for place, array in zip(places, columns[name][own], strict=True):
-                stream[place] = STREAM_FILL[name] if array is None else array
-    return streams
-
-
-def _check_dtypes(name: str, arrays: Sequence[np.ndarray | None], packed: Sequence[TrainingSample]) -> None:
-    """Refuse arrays that are not one-dimensional or whose values a stream's dtype cannot hold."""
+def _parts(name: str, arrays: Sequence[np.ndarray | None], layout: Layout, packed: Sequence[TrainingSample]) -> list[np.ndarray]:
+    """Return a stream's array for every part of the layout: the samples' own, the identity where it is absent, padding."""
     dtype = _dtype(name)
     kinds = {(array.dtype, array.ndim) for array in arrays if array is not None}
-    bad = [kind for kind in kinds if kind[1] != 1 or not np.can_cast(kind[0], dtype, "same_kind")]
+    bad = {kind for kind in kinds if kind[1] != 1 or not np.can_cast(kind[0], dtype, "same_kind")}
     if bad:
-        index = next(i for i, array in enumerate(arrays) if array is not None and (array.dtype, array.ndim) in bad)
-        array = arrays[index]
-        assert array is not None
+        index, array = next((i, a) for i, a in enumerate(arrays) if a is not None and (a.dtype, a.ndim) in bad)
         raise PackingError(
             f"{_name(packed[index], index, 'packed sample')}: `{name}` must be a one-dimensional {np.dtype(dtype)} array, "
             f"got {array.dtype}{list(array.shape)}"
         )
+    identity = np.full(layout.row_length, STREAM_FILL.get(name, 0), dtype)
+    laid = [identity[: len(sample)] if array is None else array for array, sample in zip(arrays, packed, strict=True)]
+    return layout.in_order(laid, dtype(1 if name == "temperatures" else 0))
 
 
-def _members(streams: Mapping[str, np.ndarray], is_real: Future[np.ndarray]) -> Members:
-    """Return [positions] membership of every token."""
-    weights = (streams.get(name) for name in ("rl_weights", "ce_weights", "ref_kl_weights"))
-    return component_members(streams["loss_mask"], *weights, is_real.result())
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Rows that are checked together; finds the sample to blame."""
+
+    layout: Layout
+    rows: slice
+    packed: Sequence[TrainingSample]
+
+    def sample_at(self, position: int) -> str:
+        """Say which sample holds a position of the block."""
+        index = self.layout.sample_at(self.rows.start * self.layout.row_length + position)
+        return _name(self.packed[index], index, "packed sample")
 
 
-def _suspects(streams: Mapping[str, np.ndarray]) -> set[str]:
-    """Return the streams that may hold a value that is not finite, and `temperatures` if one may not be above 0.
-
-    A finite sum proves every term finite; a sum that is not may only have overflowed.
-    """
-    with np.errstate(all="ignore"):
-        suspects = {n for n, s in streams.items() if s.dtype == np.float32 and not np.isfinite(s.sum())}
-    return suspects if streams["temperatures"].min() > 0 else suspects | {"temperatures"}
-
-
-def _check_first_tokens(members: Members, layout: Layout, packed: Sequence[TrainingSample]) -> None:
+def _check_first_tokens(members: Members, where: _Block) -> None:
     """Invariant: the first token of a segment has no context, so it is never a member."""
+    firsts = where.layout.first_positions(where.rows)
     for component, member in zip(COMPONENTS, members, strict=True):
-        bad = member[layout.sample_starts]
-        if bad.any():
-            index = int(np.flatnonzero(bad)[0])
+        bad = firsts[member[firsts]]
+        if bad.size:
             raise PackingError(
-                f"{_name(packed[index], index, 'packed sample')}: its first token is a {component} member, but has no "
-                "context to be predicted from"
+                f"{where.sample_at(bad[0])}: its first token is a {component} member, but has no context to be predicted from"
             )
 
 
-def _check_values(
-    streams: Mapping[str, np.ndarray], suspects: set[str], members: Members, layout: Layout, packed: Sequence[TrainingSample]
-) -> None:
+def _check_values(block: Mapping[str, np.ndarray], members: Members, is_real: np.ndarray, where: _Block) -> None:
     """Refuse a value that the loss would read and that is not finite, and a temperature that cannot divide logits."""
 
-    def refuse(bad: np.ndarray, name: str, where: str) -> None:
+    def refuse(bad: np.ndarray, name: str, place: str) -> None:
         if bad.any():
             at = int(np.flatnonzero(bad)[0])
-            index = layout.sample_at(at)
-            value = float(streams[name][at])
-            raise PackingError(f"{_name(packed[index], index, 'packed sample')}: `{name}` holds {value!r} at {where}")
+            raise PackingError(f"{where.sample_at(at)}: `{name}` holds {float(block[name][at])!r} at {place}")
 
+    # A finite sum proves every term finite; a sum that is not (it may only have overflowed) sends the stream to the
+    # exact test.
+    with np.errstate(all="ignore"):
+        suspects = {n for n, s in block.items() if s.dtype == np.float32 and not np.isfinite(np.add.reduce(s))}
     for component, member in zip(COMPONENTS, members, strict=True):
         for name in sorted(suspects.intersection(COMPONENT_READS[component])):
-            refuse(member & ~np.isfinite(streams[name]), name, f"a {component} member; it must be finite")
-    if "temperatures" in suspects:
-        temperatures = streams["temperatures"]
+            refuse(member & ~np.isfinite(block[name]), name, f"a {component} member; it must be finite")
+    temperatures = block["temperatures"]
+    if "temperatures" in suspects or not np.minimum.reduce(temperatures) > 0:
         legal = np.isfinite(temperatures) & (temperatures > 0)
-        refuse((streams["segment_ids"] > 0) & ~legal, "temperatures", "a token; it must be finite and above 0")
+        refuse(is_real & ~legal, "temperatures", "a token; it must be finite and above 0")
 
 
-def _count_members(members: Members, shards: int, rows: int, context_shards: int, row_length: int) -> np.ndarray:
-    """Return [shards * context_shards, 3] int32: members in each shard's own slice of rows and positions."""
-    run = rows * row_length if context_shards == 1 else row_length // context_shards
-    runs = np.array([[np.count_nonzero(part) for part in member.reshape(-1, run)] for member in members])
-    return runs.reshape(len(COMPONENTS), -1, shards, rows * row_length // context_shards // run, context_shards).sum((1, 3)).reshape(len(COMPONENTS), -1).T.astype(np.int32)
-
-
-def _count_loss_tokens(members: Members) -> int:
-    return int(np.count_nonzero(members.rl | members.ce | members.ref_kl))
+def _counts_by_shard(counts: np.ndarray, shards: int, rows: int) -> np.ndarray:
+    """Return [shards * context_shards, 3] int32 from the counts of every row, its positions cut into context shards."""
+    by_shard = counts.reshape(-1, shards, rows, *counts.shape[1:]).sum((0, 2))
+    return by_shard.reshape(-1, len(COMPONENTS)).astype(np.int32)
 
 
 def _micro_batches(

@@ -79,12 +79,11 @@ class Examination:
 
     @functools.cached_property
     def _planned_programs(self) -> StepPrograms:
-        from jaxrl.launch.compile_cache import use_compile_cache
         from jaxrl.models import build_mesh, load_spec
         from jaxrl.models.transformer import build_model
         from jaxrl.trainer.step import build_programs
 
-        use_compile_cache(self.config.run)
+        self._use_compile_cache()
         mesh = build_mesh(self.config.trainer.mesh)
         return build_programs(build_model(load_spec(self.model_name), mesh), self.config.trainer, mesh, self.config.run.max_steps)
 
@@ -105,12 +104,17 @@ class Examination:
         self._arm = None
         self._stack.close()
 
+    def _use_compile_cache(self) -> None:
+        """Take from disk what a run or an earlier look has compiled, and keep what is compiled now for the run."""
+        from jaxrl.launch.compile_cache import use_compile_cache
+
+        use_compile_cache(is_on=self.config.run.compile_cache, directory=self.config.run.compile_cache_dir)
+
     def _build_arm(self) -> ArrayArm:
         from jaxrl.launch import array_arm
-        from jaxrl.launch.compile_cache import use_compile_cache
         from jaxrl.models import build_mesh
 
-        use_compile_cache(self.config.run)
+        self._use_compile_cache()
         mesh = build_mesh(self.config.trainer.mesh)
         return self._stack.enter_context(array_arm(self.config, self.renderer, mesh, _show_nothing))
 

@@ -86,10 +86,9 @@ class HttpEndpoint:
         self._backoff = backoff or Backoff()
         self._window: int | None = None
         self._path: str | None = None
-        self._finding_route = asyncio.Lock()
         self._client = httpx.AsyncClient(
             headers={"Authorization": f"Bearer {api_key}"} if api_key else None,
-            # The call's own deadline bounds reading and writing; the limit of connections is also that of waiting ones.
+            # The call's own deadline bounds everything else. One connection more is for probes.
             timeout=httpx.Timeout(None, connect=CONNECT_DEADLINE_S),
             limits=httpx.Limits(max_connections=max_connections + 1, max_keepalive_connections=max_connections + 1),
         )
@@ -98,7 +97,11 @@ class HttpEndpoint:
         return f"HttpEndpoint({self.base_url!r}, {self.model!r})"
 
     async def generate(self, request: GenerateRequest) -> Generation:
-        """See `Endpoint.generate`. If the server told its window, the reply is cut there, as the embedded engine does."""
+        """See `Endpoint.generate`. If the server told its window, the reply is cut there, as the embedded engine does.
+
+        Note: the logprobs are of the kind that the server reports. vLLM gives those before the temperature, unless it was
+        started with `--logprobs-mode processed_logprobs`.
+        """
         what = f"request {request.request_id!r}"
         if request.num_top_logprobs:
             raise EngineError(f"{self._where}: {what}: alternatives (`num_top_logprobs`) are not asked of servers; leave it at 0")
@@ -190,15 +193,17 @@ class HttpEndpoint:
             raise DeadlineError(f"{self._where}: {what} got no answer within {self._timeout_s:g} s (`timeout_s`){last}") from error
 
     async def _route(self, what: str, failures: list[str], until: float) -> str:
-        """Return the route that the server has, found out once by an empty request, which one that has it refuses as incomplete."""
-        async with self._finding_route:
-            if self._path is None:
-                response = await self._post(what, wire.TOKENS_PATH, {}, failures, until)
-                if response.status_code == 401:
-                    raise await self._refusal(what, response)
-                is_missing = response.status_code in _NO_ROUTE_STATUSES
-                self._path = wire.COMPLETIONS_PATH if is_missing else wire.TOKENS_PATH
-            return self._path
+        """Return the route that the server has, found out by an empty request, which one that has it refuses as incomplete.
+
+        Calls that begin before the first answer each ask: waiting for one another, they would also wait out each other's tries.
+        """
+        if self._path is None:
+            response = await self._post(what, wire.TOKENS_PATH, {}, failures, until)
+            if response.status_code == 401:
+                raise await self._refusal(what, response)
+            is_missing = response.status_code in _NO_ROUTE_STATUSES
+            self._path = wire.COMPLETIONS_PATH if is_missing else wire.TOKENS_PATH
+        return self._path
 
     async def _post(self, what: str, path: str, body: dict[str, Any], failures: list[str], until: float) -> httpx.Response:
         """Send until there is an answer that is final.

@@ -120,11 +120,11 @@ async def _serve(
         if on_ready is not None:
             on_ready(Running(url, backend, service, device, partial(loop.call_soon_threadsafe, stop)))
 
-    say(f"listening at {_url_of(listener)}; loading {config.model.name}")
     draining = f"stopping: requests that are in have {config.server.shutdown_deadline_s:g} s; Ctrl-C again ends at once"
-    loading = asyncio.create_task(load())
-    loading.add_done_callback(lambda task: stop() if task.cancelled() or task.exception() else None)
     with ctrl_c(stop, lambda _: say(draining), lambda: None):
+        say(f"listening at {_url_of(listener)}; loading {config.model.name}")
+        loading = asyncio.create_task(load())
+        loading.add_done_callback(lambda task: stop() if task.cancelled() or task.exception() else None)
         await server.serve(sockets=[listener])
         with contextlib.suppress(_Interrupted):
             await loading

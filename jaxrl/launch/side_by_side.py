@@ -79,6 +79,7 @@ def ended_by_sigterm(write_report: Callable[[BaseException], object], abandon: C
     def end(number: int, frame: object) -> None:
         del number, frame
         write_report(RunFailedError("the process was told to end (SIGTERM) before training began or after it ended"))
+        logger.warning("told to end (SIGTERM) outside of training: no step was lost")
         abandon()
         os._exit(128 + signal.SIGTERM)
 

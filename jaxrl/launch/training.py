@@ -36,7 +36,7 @@ from jaxrl.launch.compile_cache import use_compile_cache
 from jaxrl.launch.side_by_side import ctrl_c, ended_by_sigterm, in_thread, side_by_side
 from jaxrl.models import build_mesh
 from jaxrl.monitors import MonitorSet
-from jaxrl.monitors.crash import CrashReporter, failing_in
+from jaxrl.monitors.crash import START_UP, CrashReporter, blame, failing_in
 from jaxrl.monitors.folder import check_run_folder, only_writer, resume_command, write_config
 from jaxrl.monitors.logs import Redactor, RunLog, logging_to, secrets_in
 from jaxrl.monitors.terminal import EngineMeter
@@ -109,7 +109,7 @@ def launch(
         stack.enter_context(crash.reporting(ConfigError, ModelLoadError))
         monitors = _open_monitors(config, log, start_step, mesh)
         stack.callback(monitors.close)
-        stack.enter_context(ended_by_sigterm(crash.write, monitors.abandon))
+        stack.enter_context(ended_by_sigterm(lambda error: crash.write(blame(error, _where(monitors))), monitors.abandon))
         cache = use_compile_cache(is_on=config.run.compile_cache, directory=config.run.compile_cache_dir)
         arm = stack.enter_context(array_arm(config, renderer, mesh, monitors.progress, checkpointer, start_step))
         monitors.note(start_up=arm.start_up | {"compile_cache": None if cache is None else str(cache)})
@@ -128,6 +128,10 @@ def launch(
             further = f"resume with: {resume_command(run_dir)}" if done else anew
             logger.warning("stopped after step %d; %s", done, further)
     return Outcome(run_dir, done, is_complete=done >= config.run.max_steps)
+
+
+def _where(monitors: MonitorSet) -> str:
+    return f"{START_UP}: {monitors.phase}" if monitors.phase else START_UP
 
 
 def _open_monitors(config: RunConfig, log: RunLog, start_step: int | None, mesh: Mesh) -> MonitorSet:

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
-from jaxrl.config.trainer import BATCH_AXES, TENSOR_AXIS
+from jaxrl.config.trainer import BATCH_AXES, DATA_AXIS, FSDP_AXIS, TENSOR_AXIS
 
 _BLOCK_LOGITS = 2**19
 """Logits that a CPU turns into scores at one time: they stay in its cache over the five passes that this takes."""
@@ -81,8 +81,9 @@ def token_scores(
       temperatures_BT: [B, T] float > 0 on tokens with context: the temperature that token t was sampled at.
       chunk_tokens: tokens whose logits exist at one time, >= 1. A chunk takes the same positions of every row, so it
         has one token per row at least. With `mesh` the rows are those of one device, without it all of them.
-      mesh: where the rows are split over `BATCH_AXES`. Each device then scores its own rows, the head is gathered once,
-        and its gradient is reduced once per call; without it the partitioner does both for every chunk.
+      mesh: where the rows are split over `BATCH_AXES`, and the width of the head over fsdp. Each device then scores its
+        own rows; the head is gathered once per call, in the precision of the hidden states, and its gradient is
+        reduced once, in the head's own. Without it the partitioner does both for every chunk.
 
     Returns:
       Scores of every token.
@@ -94,18 +95,40 @@ def token_scores(
     chex.assert_type([hidden_BTD, head_VD, token_ids_BT, segment_ids_BT, temperatures_BT], [float, float, int, int, float])
     assert chunk_tokens >= 1, f"`chunk_tokens` must be at least 1, got {chunk_tokens!r}"
     arrays = (hidden_BTD, head_VD, token_ids_BT, segment_ids_BT, temperatures_BT)
-    score_rows = functools.partial(_score_rows, chunk_tokens=chunk_tokens, is_vocab_split=mesh is not None and mesh.shape[TENSOR_AXIS] > 1)
+    is_vocab_split = mesh is not None and mesh.shape[TENSOR_AXIS] > 1
+    score_rows = functools.partial(_score_rows, chunk_tokens=chunk_tokens)
     if mesh is None or all(mesh.shape[axis] == 1 for axis in BATCH_AXES):
-        return score_rows(*arrays)
-    rows, whole = PartitionSpec(BATCH_AXES), PartitionSpec()
+        return score_rows(*arrays, layout=_HeadLayout(is_vocab_split, is_width_split=False))
+    rows, columns = PartitionSpec(BATCH_AXES), PartitionSpec(None, FSDP_AXIS)
+    layout = _HeadLayout(is_vocab_split, is_width_split=True)
 
     def score_own_rows(hidden_BTD: jax.Array, head_VD: jax.Array, *streams_BT: jax.Array) -> TokenScores:
-        # Marking the head as varying puts the one reduction of its gradient outside of the loop over chunks.
-        return score_rows(hidden_BTD, jax.lax.pcast(head_VD, BATCH_AXES, to="varying"), *streams_BT)
+        # Marking the head as varying puts the one reduction of its gradient over replicas outside of the loop over chunks.
+        return score_rows(hidden_BTD, jax.lax.pcast(head_VD, DATA_AXIS, to="varying"), *streams_BT, layout=layout)
 
-    return jax.shard_map(score_own_rows, mesh=mesh, in_specs=(rows, whole, rows, rows, rows), out_specs=rows, axis_names=set(BATCH_AXES))(
+    return jax.shard_map(score_own_rows, mesh=mesh, in_specs=(rows, columns, rows, rows, rows), out_specs=rows, axis_names=set(BATCH_AXES))(
         *arrays
     )
+
+
+class _HeadLayout(NamedTuple):
+    """How the head [V, D] lies on the devices that score with it."""
+
+    is_vocab_split: bool
+    """Over tensor, by the partitioner."""
+    is_width_split: bool
+    """Over fsdp, inside a `shard_map`: it is gathered and its gradient scattered here."""
+
+    def gather(self, head_VD: jax.Array, dtype: jnp.dtype) -> jax.Array:
+        """The whole width, cast first: half the bytes move."""
+        head_VD = head_VD.astype(dtype)
+        return jax.lax.all_gather(head_VD, FSDP_AXIS, axis=1, tiled=True) if self.is_width_split else head_VD
+
+    def scatter(self, d_head_VD: jax.Array, dtype: jnp.dtype) -> jax.Array:
+        """Sum the gradient over fsdp before it is rounded to the head's precision; each device keeps its own columns."""
+        if self.is_width_split:
+            d_head_VD = jax.lax.psum_scatter(d_head_VD, FSDP_AXIS, scatter_dimension=1, tiled=True)
+        return d_head_VD.astype(dtype)
 
 
 def _score_rows(
@@ -116,7 +139,7 @@ def _score_rows(
     temperatures_BT: jax.Array,
     *,
     chunk_tokens: int,
-    is_vocab_split: bool,
+    layout: _HeadLayout,
 ) -> TokenScores:
     """Cut the rows that predict a token into chunks, score them, and put the scores back where their tokens are."""
     num_rows, length = token_ids_BT.shape
@@ -142,13 +165,13 @@ def _score_rows(
         scores = jnp.moveaxis(scores_CN.reshape(num_chunks, num_rows, chunk_length), 0, 1).reshape(num_rows, -1)
         return jnp.pad(jnp.where(is_scored, scores[:, : length - 1], 0), ((0, 0), (1, 0)))
 
-    scores = _score_chunks(split(hidden, 0), head_VD, split(targets, 0), split(temperatures, 1), is_vocab_split)
+    scores = _score_chunks(split(hidden, 0), head_VD, split(targets, 0), split(temperatures, 1), layout)
     return TokenScores(*map(join, scores))
 
 
 def _logits(hidden_ND: jax.Array, head_VD: jax.Array) -> jax.Array:
     """[N, V] logits, accumulated and returned in float32 or better."""
-    dtype = jnp.promote_types(jnp.promote_types(hidden_ND.dtype, head_VD.dtype), jnp.float32)
+    dtype = jnp.promote_types(hidden_ND.dtype, jnp.float32)
     return jnp.einsum("nd,vd->nv", hidden_ND, head_VD, preferred_element_type=dtype)
 
 
@@ -188,46 +211,47 @@ def _score_logits(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
 def _score_chunks(
-    hidden_CND: jax.Array, head_VD: jax.Array, targets_CN: jax.Array, temperatures_CN: jax.Array, is_vocab_split: bool
+    hidden_CND: jax.Array, head_VD: jax.Array, targets_CN: jax.Array, temperatures_CN: jax.Array, layout: _HeadLayout
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Tempered logprobs, raw logprobs and entropy, [C, N] each; entropy has no gradient."""
-    return _score_chunks_forward(hidden_CND, head_VD, targets_CN, temperatures_CN, is_vocab_split)[0]
+    return _score_chunks_forward(hidden_CND, head_VD, targets_CN, temperatures_CN, layout)[0]
 
 
-def _score_chunks_forward(hidden_CND, head_VD, targets_CN, temperatures_CN, is_vocab_split):
+def _score_chunks_forward(hidden_CND, head_VD, targets_CN, temperatures_CN, layout):
     """Score each chunk; keep the two log-normalisers per token that the backward pass cannot do without."""
+
+    whole_VD = layout.gather(head_VD, hidden_CND.dtype)
 
     def score(chunk: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         hidden_ND, targets_N, temperatures_N = chunk
-        return _score_logits(_logits(hidden_ND, head_VD), targets_N, temperatures_N, is_vocab_split)
+        return _score_logits(_logits(hidden_ND, whole_VD), targets_N, temperatures_N, layout.is_vocab_split)
 
     *scores, log_norm_CN, log_norm_raw_CN = jax.lax.map(score, (hidden_CND, targets_CN, temperatures_CN))
-    return tuple(scores), (head_VD, (hidden_CND, targets_CN, temperatures_CN, log_norm_CN, log_norm_raw_CN))
+    return tuple(scores), (head_VD, whole_VD, (hidden_CND, targets_CN, temperatures_CN, log_norm_CN, log_norm_raw_CN))
 
 
-def _score_chunks_backward(is_vocab_split, residuals, cotangents):
+def _score_chunks_backward(layout, residuals, cotangents):
     """Turn `d loss / d logprobs` into gradients of the hidden states and the head, adding the latter up in float32."""
-    del is_vocab_split
-    head_VD, chunks = residuals
+    head_VD, whole_VD, chunks = residuals
     d_logprobs_CN, d_logprobs_raw_CN, _ = cotangents
 
     def step(d_head_VD: jax.Array, chunk: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
         hidden_ND, targets_N, temperatures_N, log_norm_N, log_norm_raw_N, d_logprobs_N, d_raw_N = chunk
-        logits_NV = _logits(hidden_ND, head_VD)
+        logits_NV = _logits(hidden_ND, whole_VD)
         d_tempered_N = d_logprobs_N / temperatures_N
         probs_NV = jnp.exp(logits_NV / temperatures_N[:, None] - log_norm_N[:, None])
         probs_raw_NV = jnp.exp(logits_NV - log_norm_raw_N[:, None])
         at_target_NV = jnp.where(_is_target(targets_N, logits_NV.shape[1]), (d_tempered_N + d_raw_N)[:, None], 0)
         d_logits_NV = at_target_NV - d_tempered_N[:, None] * probs_NV - d_raw_N[:, None] * probs_raw_NV
         # Both products run in the inputs' own precision and add up in float32, as the forward product does.
-        d_logits_NV = d_logits_NV.astype(jnp.promote_types(hidden_ND.dtype, head_VD.dtype))
-        d_hidden_ND = jnp.einsum("nv,vd->nd", d_logits_NV, head_VD, preferred_element_type=logits_NV.dtype)
+        d_logits_NV = d_logits_NV.astype(hidden_ND.dtype)
+        d_hidden_ND = jnp.einsum("nv,vd->nd", d_logits_NV, whole_VD, preferred_element_type=logits_NV.dtype)
         d_head_VD += jnp.einsum("nv,nd->vd", d_logits_NV, hidden_ND, preferred_element_type=logits_NV.dtype)
         return d_head_VD, d_hidden_ND.astype(hidden_ND.dtype)
 
-    zero_VD = jnp.zeros_like(head_VD, dtype=d_logprobs_CN.dtype)
+    zero_VD = jnp.zeros_like(whole_VD, dtype=d_logprobs_CN.dtype)
     d_head_VD, d_hidden_CND = jax.lax.scan(step, zero_VD, (*chunks, d_logprobs_CN, d_logprobs_raw_CN))
-    return d_hidden_CND, d_head_VD.astype(head_VD.dtype), None, None
+    return d_hidden_CND, layout.scatter(d_head_VD, head_VD.dtype), None, None
 
 
 _score_chunks.defvjp(_score_chunks_forward, _score_chunks_backward)

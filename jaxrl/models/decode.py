@@ -262,13 +262,12 @@ def _score_rows(
     def score_group(of_group: tuple[jax.Array, jax.Array]) -> T:
         token_ids_rT, temperatures_r = of_group
         hidden_rTD = _run_rows(params, token_ids_rT, spec)[0][:, :-1]
-        temperatures_N = jnp.repeat(temperatures_r, length - 1)
-        given = hidden_rTD.reshape(-1, spec.hidden_size), token_ids_rT[:, 1:].reshape(-1), jnp.where(temperatures_N > 0, temperatures_N, 1.0)
+        given = hidden_rTD.reshape(-1, spec.hidden_size), token_ids_rT[:, 1:].reshape(-1), jnp.repeat(temperatures_r, length - 1)
         return jax.tree.map(lambda x: x.reshape(group, length - 1, *x.shape[1:]), _in_chunks(score_tokens, given, HEAD_ROWS))
 
     def score_tokens(given: tuple[jax.Array, jax.Array, jax.Array]) -> T:
         hidden_ND, token_ids_N, temperatures_N = given
-        logits_NV = _logits(params, hidden_ND, spec) / temperatures_N[:, None]
+        logits_NV = _logits(params, hidden_ND, spec) / jnp.where(temperatures_N > 0, temperatures_N, 1.0)[:, None]
         return of_row(logits_NV, jnp.take_along_axis(logits_NV, token_ids_N[:, None], axis=1)[:, 0])
 
     def score_or_skip(of_group: tuple[jax.Array, jax.Array]) -> T:

@@ -70,6 +70,8 @@ class MonitorSet:
         self._log = log
         self._failed: set[str] = set()
         self._is_closed = False
+        self.phase = ""
+        """The phase that `progress` was last told of; empty once that is done."""
         self._metrics = MetricsFile(run_dir / "metrics.jsonl", resume_step)
         self._terminal: Terminal | None = None
         self._guard("old step files", lambda: self._remove_steps_after(resume_step or 0))
@@ -134,6 +136,7 @@ class MonitorSet:
           total: how much there is, in the same unit.
           detail: what of it is being done, or how fast.
         """
+        self.phase = phase if done < total else ""
         self._show(lambda terminal: terminal.progress(phase, done, total, detail))
 
     def meter(self, label: str, read: Callable[[], str]) -> None:

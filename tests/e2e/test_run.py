@@ -21,7 +21,6 @@ from jaxrl.launch import array_arm, training
 from jaxrl.launch.side_by_side import side_by_side
 from jaxrl.monitors.metrics import MEANINGS
 from jaxrl.trainer.compiles import num_compiles
-from jaxrl.weights import WeightStore
 from tests.e2e.runs import EVALUATED, UNMEASURED, checkpoints_of, metrics, rollouts, run_here, small_run
 from tests.test_surface import METRICS
 
@@ -68,7 +67,7 @@ def test_a_synchronous_run_writes_its_folder_and_measures_no_mismatch(tmp_path):
         assert promised_metrics() - rows[step].keys() == set()
     assert [name for row in rows.values() for name in row if name != "step" and not has_meaning(name)] == []
     start_up = json.loads((run_dir / "environment.json").read_text())["start_up"]
-    assert start_up["load_s"] > 0 and start_up["compile_s"] > 0 and start_up["programs"] > 8
+    assert start_up["load_s"] > 0 and start_up["compile_s"] > 0 and start_up["programs"] >= 4
     assert (start_up["programs_from_cache"], start_up["compile_cache"]) == (0, None), "tests compile for themselves"
     assert {path.name for path in (run_dir / "logs").iterdir()} == {"run.log", "run.jsonl"}
     records = [json.loads(line) for line in (run_dir / "logs" / "run.jsonl").read_text().splitlines()]
@@ -199,24 +198,6 @@ def test_a_run_that_fails_says_what_is_saved_and_how_to_resume(tmp_path, caplog,
     assert report["parts"].keys() == {"device thread", "engine", "orchestrator", "trainer", "policy"}
     assert report["parts"]["trainer"] == "1 of 200 steps done", report["parts"]
     assert report["environment"]["packages"]["jax"] == jax.__version__
-
-
-def test_a_trainer_that_fails_is_named_and_its_failure_is_the_one_that_is_told(tmp_path, monkeypatch):
-    def publish(self, version, params):
-        raise MemoryError("no room for the new weights")
-
-    @contextlib.contextmanager
-    def full(*args):
-        with array_arm(*args) as arm:
-            monkeypatch.setattr(WeightStore, "publish", publish)
-            yield arm
-
-    monkeypatch.setattr(training, "array_arm", full)
-    with pytest.raises(MemoryError, match="no room"):
-        run_here(small_run(tmp_path / "run", *UNMEASURED))
-    report = json.loads((tmp_path / "run" / "crash.json").read_text())
-    assert report["component"] == "weights"
-    assert report["resume"] is None and "no step is saved" in (tmp_path / "run" / "crash.txt").read_text()
 
 
 def test_an_evaluation_may_take_longer_than_any_wait(tmp_path, monkeypatch):

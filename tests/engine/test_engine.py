@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import partial
 
 import jax
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from jaxrl.engine.cache import init_cache, insert_prompts
+from jaxrl.engine.engine import STOP_MARGIN_TOKENS
 from jaxrl.engine.sampling import gumbel_noise
 from jaxrl.errors import DeadlineError, EngineError, PromptTooLongError
 from jaxrl.inference.endpoint import FinishReason
@@ -130,6 +132,84 @@ def test_members_of_a_group_with_different_seeds_differ_and_equal_seeds_agree() 
     assert engine.stats()["prefill_tokens"] == len(PROMPT) - 1, "one prompt, computed once"
 
 
+def test_alternatives_are_the_likeliest_tokens_of_the_full_forward_pass_and_change_nothing() -> None:
+    engine = make_engine(max_logprobs=3)
+    settings = [{"temperature": 0.7, "seed": 4}, {"temperature": 0.0}, {"temperature": 0.7, "top_k": 2, "seed": 4}]
+    asked = [make_request(f"r{i}", PROMPT, max_tokens=9, **setting) for i, setting in enumerate(settings)]
+    asked = [dataclasses.replace(request, num_top_logprobs=3 - i) for i, request in enumerate(asked)]
+    plain = make_request("plain", PROMPT, max_tokens=9, temperature=0.7, seed=4)
+    *results, without = generate(engine, *asked, plain)
+    assert without.top_ids is None
+    (by_training_engine,) = generate(make_engine(), plain)
+    np.testing.assert_array_equal(without.token_ids, by_training_engine.token_ids)
+    np.testing.assert_allclose(without.logprobs, by_training_engine.logprobs, rtol=0, atol=1e-6)
+    np.testing.assert_array_equal(results[0].token_ids, without.token_ids)
+    for result, temperature in zip(results[:2], (0.7, 1.0), strict=True):
+        logits = full_logits(np.concatenate([PROMPT, result.token_ids]))[len(PROMPT) - 1 : -1] / temperature
+        logprobs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+        expected = np.argsort(-logits, axis=1)[:, : result.top_ids.shape[1]]
+        np.testing.assert_array_equal(result.top_ids, expected)
+        np.testing.assert_allclose(result.top_logprobs, np.take_along_axis(logprobs, expected, axis=1), rtol=0, atol=1e-5)
+    np.testing.assert_array_equal(results[1].top_ids[:, 0], results[1].token_ids)
+    np.testing.assert_array_equal(results[1].top_logprobs[:, 0], results[1].logprobs)
+    assert results[2].top_ids.shape == (9, 1)
+
+
+def test_an_alternative_that_truncation_left_out_has_no_probability() -> None:
+    request = dataclasses.replace(make_request(prompt=PROMPT, top_k=2, max_tokens=4, seed=1), num_top_logprobs=3)
+    (result,) = generate(make_engine(max_logprobs=3), request)
+    np.testing.assert_allclose(np.exp(result.top_logprobs[:, :2]).sum(axis=1), 1.0, rtol=1e-5)
+    assert (result.top_logprobs[:, 2] == -np.inf).all()
+
+
+@pytest.mark.parametrize("num_top", [-1, 4])
+def test_more_alternatives_than_the_engine_was_built_for_are_refused(num_top: int) -> None:
+    request = dataclasses.replace(make_request(), num_top_logprobs=num_top)
+    with pytest.raises(EngineError, match=rf"must be in \[0, 3\] .*got {num_top}"):
+        make_engine(max_logprobs=3).submit(request).result(timeout=0)
+    with pytest.raises(EngineError, match=r"in \[0, 0\]"):
+        make_engine().score_with_top(np.array([1, 2]), num_top=1).result(timeout=0)
+
+
+def test_scores_with_alternatives_tell_ranks_and_the_likeliest_tokens() -> None:
+    engine = make_engine(max_logprobs=3)
+    sequence = np.array([*PROMPT, 1, 2])
+    futures = [engine.score_with_top(sequence, num_top=2), engine.score(sequence), engine.score_with_top(sequence, 0.6, num_top=0)]
+    finish(engine)
+    scores, logprobs, tempered = (future.result(timeout=0) for future in futures)
+    logits = full_logits(sequence)[:-1]
+    by_likelihood = np.argsort(-logits, axis=1)
+    np.testing.assert_allclose(scores.logprobs, full_logprobs(sequence), rtol=0, atol=1e-5)
+    np.testing.assert_array_equal(scores.ranks[1:], (by_likelihood == sequence[1:, None]).argmax(axis=1) + 1)
+    np.testing.assert_array_equal(scores.top_ids[1:], by_likelihood[:, :2])
+    np.testing.assert_allclose(scores.top_logprobs[1:, 0], logits.max(axis=1) - np.log(np.exp(logits).sum(axis=1)), rtol=0, atol=1e-5)
+    np.testing.assert_array_equal(logprobs, scores.logprobs)
+    np.testing.assert_allclose(tempered.logprobs, full_logprobs(sequence, 0.6), rtol=0, atol=1e-5)
+    assert tempered.top_ids.shape == (len(sequence), 0) and scores.ranks[0] == 0
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+def test_whoever_follows_a_request_sees_every_token_once_before_its_end(steps: int) -> None:
+    def decode_text(ids: list[int]) -> str:
+        return "".join(chr(ord("0") + i) for i in ids)
+
+    (free,) = generate(make_engine(), make_request(prompt=PROMPT, max_tokens=12, seed=3))
+    stop = decode_text(free.token_ids.tolist())[5:7]
+    engine = make_engine(decode_text=decode_text, decode_steps_per_tick=steps)
+    seen: dict[str, list] = {"a": [], "b": []}
+    futures = [
+        engine.submit(make_request(name, PROMPT, max_tokens=12, seed=3, stop=stops), seen[name].append)
+        for name, stops in (("a", ()), ("b", (stop,)))
+    ]
+    finish(engine)
+    for name, future in zip("ab", futures, strict=True):
+        result = future.result(timeout=0)
+        assert len(seen[name]) == -(-len(result.token_ids) // steps)
+        np.testing.assert_array_equal(np.concatenate([tokens.token_ids for tokens in seen[name]]), result.token_ids)
+        np.testing.assert_array_equal(np.concatenate([tokens.logprobs for tokens in seen[name]]), result.logprobs)
+    assert len(futures[1].result().token_ids) == 7
+
+
 def test_a_stop_id_ends_the_completion_and_is_returned() -> None:
     (free,) = generate(make_engine(), make_request(prompt=PROMPT, max_tokens=12, seed=3))
     stop_id = int(free.token_ids[5])
@@ -156,6 +236,22 @@ def test_a_stop_string_ends_the_completion_after_the_token_that_completes_it(ste
     assert result.token_ids.tolist() == free.token_ids[: at + 2].tolist()
     assert len(result.logprobs) == len(result.versions) == at + 2
     assert decode_text(result.token_ids.tolist()) == text[: at + 2]
+
+
+def test_a_stop_string_is_found_at_the_end_of_a_long_reply_by_decoding_its_tail_only() -> None:
+    lengths: list[int] = []
+
+    def decode_text(ids: list[int]) -> str:
+        lengths.append(len(ids))
+        return "".join(chr(ord("0") + i) for i in ids)
+
+    (free,) = generate(make_engine(), make_request(prompt=[5], max_tokens=31, seed=3))
+    text = decode_text(free.token_ids.tolist())
+    end = next(end for end in range(24, 32) if text.index(text[end - 3 : end]) == end - 3)
+    lengths.clear()
+    (result,) = generate(make_engine(decode_text=decode_text), make_request(prompt=[5], max_tokens=31, seed=3, stop=(text[end - 3 : end],)))
+    assert (len(result.token_ids), result.finish_reason) == (end, FinishReason.STOP)
+    assert max(lengths) == 3 + STOP_MARGIN_TOKENS
 
 
 def test_stop_strings_without_text_are_refused() -> None:

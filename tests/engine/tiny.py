@@ -65,8 +65,8 @@ def decode_params(seed: int = 0) -> DecodeParams:
 
 
 def make_engine(seed: int = 0, *, version: int = 0, num_slots: int = 8, **settings: Any) -> Engine:
-    """Return an engine with a window of 32 tokens; `decode_text` and `clock` go to it, other settings to its config."""
-    wiring = {name: settings.pop(name) for name in ("decode_text", "clock") if name in settings}
+    """Return an engine with a window of 32 tokens; `decode_text`, `max_logprobs` and `clock` go to it, other settings to its config."""
+    wiring = {name: settings.pop(name) for name in ("decode_text", "max_logprobs", "clock") if name in settings}
     config = EmbeddedInferenceConfig(num_slots=num_slots, **({"max_model_len": WINDOW, "prefill_rows": 4} | settings))
     return Engine(SPEC, decode_params(seed), config, version=version, **wiring)
 

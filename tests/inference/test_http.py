@@ -48,9 +48,10 @@ async def test_tokens_come_back_as_the_server_sampled_them() -> None:
 
 async def test_a_server_without_the_token_route_is_asked_for_completions_and_the_choice_is_remembered() -> None:
     async with served(FakeModel(has_tokens_route=False)) as (server, endpoint):
-        answers = await asyncio.gather(endpoint.generate(request()), endpoint.score(PROMPT), endpoint.generate(request()))
-        assert answers[0].token_ids.tolist() == answers[2].token_ids.tolist() == [8, 9]
-        assert answers[1].tolist() == np.float32([0.0, logprob(6, 1), logprob(7, 2)]).tolist()
+        assert (await endpoint.generate(request())).token_ids.tolist() == [8, 9]
+        scores, again = await asyncio.gather(endpoint.score(PROMPT), endpoint.generate(request()))
+        assert scores.tolist() == np.float32([0.0, logprob(6, 1), logprob(7, 2)]).tolist()
+        assert again.token_ids.tolist() == [8, 9]
     assert server.paths() == [TOKENS_PATH, *[COMPLETIONS_PATH] * 3]
 
 

@@ -55,6 +55,45 @@ def test_prefill_then_decode_gives_the_logits_of_one_forward_pass(spec: ModelSpe
         np.testing.assert_allclose(logits[2], expected[t], rtol=0, atol=1e-5)
 
 
+@functools.cache
+def long_window() -> tuple[np.ndarray, Callable[..., Any], list[Any]]:
+    """Return a sequence of 300 tokens, the compiled decode step, and a cache with its first 130 tokens in slots 0 and 1."""
+    weights = to_engine(model_of(SPEC)[1], SPEC, "float32")
+    sequence = np.random.default_rng(5).integers(0, SPEC.vocab_size, 300).astype(np.int32)
+    prompt_kv = jax.jit(functools.partial(prefill, spec=SPEC))(weights, np.pad(sequence[None, :130], ((0, 0), (0, 20))))
+    to_both = np.zeros(2, np.int32), np.arange(2, dtype=np.int32)
+    cache = jax.jit(insert_prompts)(init_cache(SPEC, 2, 300, jnp.float32), prompt_kv, *to_both)
+    return sequence, jax.jit(functools.partial(decode_step, weights, spec=SPEC)), cache
+
+
+def test_blocks_of_queries_and_columns_give_the_logits_of_one_forward_pass_also_where_the_window_is_no_multiple() -> None:
+    model, params = model_of(SPEC)
+    sequence, step, cache = long_window()
+    expected = np.asarray(full_logits(model, params, sequence[None]))
+    for t in range(130, 300):
+        logits, cache = step(cache, np.array([sequence[t], 1], np.int32), np.array([t, 0], np.int32))
+        np.testing.assert_allclose(logits[0], expected[t], rtol=0, atol=2e-5)
+    scores = jax.jit(functools.partial(score, spec=SPEC))(to_engine(params, SPEC, "float32"), sequence[None], np.ones(1, np.float32))
+    logprobs = jax.nn.log_softmax(expected[:-1])[np.arange(299), sequence[1:]]
+    np.testing.assert_allclose(scores[0, 1:], logprobs, rtol=0, atol=2e-5)
+
+
+def test_a_slot_has_the_same_bits_however_far_its_neighbours_look() -> None:
+    sequence, step, cache = long_window()
+    fed = np.array([sequence[130], 7], np.int32)
+    results = [step(cache, fed, np.array([120, neighbour], np.int32))[0][0] for neighbour in (0, 127, 128, 255, 299)]
+    assert len({np.asarray(logits).tobytes() for logits in results}) == 1
+
+
+def test_rows_without_a_temperature_are_skipped_and_change_nothing() -> None:
+    _, params = model_of(SPEC)
+    weights, scorer = to_engine(params, SPEC, "float32"), jax.jit(functools.partial(score, spec=SPEC))
+    rows = np.random.default_rng(4).integers(0, SPEC.vocab_size, (3, 70)).astype(np.int32)
+    everything = np.asarray(scorer(weights, rows, np.array([1.0, 0.5, 1.0], np.float32)))
+    some = np.asarray(scorer(weights, rows, np.array([0.0, 0.5, 0.0], np.float32)))
+    assert some[1].tobytes() == everything[1].tobytes() and (some[[0, 2]] == 0).all() and (everything[:, 1:] < 0).all()
+
+
 def test_op_by_op_prefill_decode_and_score_are_those_of_the_compiled_functions() -> None:
     _, params = model_of(SPEC)
     weights = to_engine(params, SPEC, "float32")

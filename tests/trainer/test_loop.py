@@ -10,6 +10,7 @@ import pytest
 from jaxrl.config.trainer import CheckpointConfig
 from jaxrl.devices import DeviceThread
 from jaxrl.errors import CheckpointError, DeadlineError, RunFailedError
+from jaxrl.monitors.crash import component_of_error
 from jaxrl.trainer.checkpoint import Checkpointer
 from jaxrl.trainer.compiles import num_compiles
 from jaxrl.trainer.loop import ORCHESTRATOR_PART, Trainer, split_by_sample
@@ -320,6 +321,21 @@ def test_a_start_step_other_than_the_state_s_is_refused(device):
     harness = Harness(device, [batch_of(4)], start_step=3)
     with pytest.raises(RunFailedError, match="started at step 3 with a state of step 0"):
         harness.trainer.run()
+
+
+@pytest.mark.parametrize(("part", "component"), [("publish", "weights"), ("receive", "trainer")])
+def test_a_failure_is_named_after_its_part_before_the_other_arm_sees_it(device, monkeypatch, part, component):
+    def fail(*_):
+        raise MemoryError("no room")
+
+    harness = Harness(device, [batch_of(1)], **({"publish": fail} if part == "publish" else {}))
+    if part == "receive":
+        monkeypatch.setattr(harness.channel, "receive", fail)
+    seen = []
+    monkeypatch.setattr(harness.channel, "fail", lambda error: seen.append(component_of_error(error)))
+    with pytest.raises(MemoryError):
+        harness.trainer.run()
+    assert seen == [component]
 
 
 def test_progress_counts_micro_batches_and_tells_the_speed(device):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -65,7 +66,9 @@ def poisoned(micro_batch: MicroBatch) -> dict[str, np.ndarray]:
     return {name: np.where(padding, np.float32(np.nan), array) if array.dtype == np.float32 else array for name, array in arrays.items()}
 
 
-def step_on(programs: StepPrograms, state: Any, step: int) -> tuple[Any, dict[str, float], list[np.ndarray]]:
+def step_on(
+    programs: StepPrograms, state: Any, step: int, fetch: Callable[[Any], Any] = jax.device_get
+) -> tuple[Any, dict[str, float], list[np.ndarray]]:
     """Make one step of several micro-batches."""
     batch = make_batch(samples_of(step), programs.config, step)
     assert len(batch.micro_batches) >= 2
@@ -73,7 +76,7 @@ def step_on(programs: StepPrograms, state: Any, step: int) -> tuple[Any, dict[st
     accumulator, logprobs = programs.zero_accumulator(), []
     for micro_batch in batch.micro_batches:
         accumulator, logprobs_BT = programs.grad_step(state, accumulator, poisoned(micro_batch), denominators)
-        logprobs.append(np.array(logprobs_BT))
+        logprobs.append(fetch(logprobs_BT))
     state, metrics = programs.apply(state, accumulator)
     return state, {name: float(value) for name, value in metrics.items()}, split_by_sample(batch, logprobs)
 

@@ -72,8 +72,9 @@ def test_stop_ids_are_the_models_and_the_requests() -> None:
 
 
 def test_tokens_in_take_the_parameters_of_vllm() -> None:
-    params = {"max_tokens": 4, "top_k": -1, "min_p": 0.1, "logprobs": 1, "prompt_logprobs": 0, "repetition_penalty": 1.0, "stop": [], "n": 1}
-    job = read("generate", token_ids=[5, 6], sampling_params=params, cache_salt="v3", request_id="mine", return_token_ids=True, stream=False)
+    params = {"max_tokens": 4, "top_k": -1, "min_p": 0.1, "logprobs": 1, "prompt_logprobs": 0, "repetition_penalty": 1.0, "stop": []}
+    body = {"token_ids": [5, 6], "sampling_params": params, "cache_salt": "v3", "request_id": "mine", "return_token_ids": True}
+    job = read("generate", **body, stream=False)
     assert (job.sampling.top_k, job.num_top, job.prompt_top, job.request_id, job.returns_token_ids) == (0, 1, 0, "mine", True)
 
 
