@@ -42,6 +42,11 @@ smollm2: setup ## Fetch SmolLM2-135M-Instruct (93 MB) and convert it to models/ 
 start-model: setup ## Make the quickstart's starting model anew
 	$(BIN)/python configs/quickstart/make_start_model.py
 
+bench: setup ## Measure trainer, engine and packer; PEER_PYTHON=/path/to/python (torch, transformers) adds the peers
+	PEER_PYTHON='$(PEER_PYTHON)' $(BIN)/python benchmarks/trainer.py
+	PEER_PYTHON='$(PEER_PYTHON)' $(BIN)/python benchmarks/engine.py
+	PEER_PYTHON='$(PEER_PYTHON)' $(BIN)/python benchmarks/packing.py
+
 test: setup ## Run the tests that need no accelerator and no network
 	$(BIN)/python -m pytest -q -m "not slow and not parity"
 

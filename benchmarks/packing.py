@@ -18,7 +18,7 @@ from jaxrl.batching import first_fit_decreasing, pack
 from jaxrl.types import MicroBatch, TrainBatch, TrainingSample
 
 sys.path.insert(0, str(Path(__file__).parent))
-from measure import Case, Report, interleave  # noqa: E402
+from measure import Case, Report, interleave
 
 ROWS = 8
 """Rows of a micro-batch; the speed depends on rows in all, not on how they are cut."""
@@ -51,7 +51,7 @@ def num_bytes(batch: TrainBatch) -> int:
 
 def main() -> None:
     """Measure and publish."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Time the packer beside plain copies of the same bytes.")
     parser.add_argument("--samples", type=int, default=10_000, help="samples of the batch")
     parser.add_argument("--min-length", type=int, default=50, help="tokens of the shortest sample")
     parser.add_argument("--max-length", type=int, default=4000, help="tokens of the longest sample")

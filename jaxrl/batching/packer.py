@@ -163,7 +163,7 @@ def _check_arguments(
 def _columns(samples: Sequence[TrainingSample]) -> tuple[Columns, list[int]]:
     """Return the samples' arrays by stream, and the samples' lengths; refuse an empty sample, and arrays that disagree in length."""
     columns: Columns = {name: list(map(attrgetter(name), samples)) for name in _STREAMS}
-    lengths = list(map(len, columns["token_ids"]))
+    lengths = [len(sample.token_ids) for sample in samples]
     if 0 in lengths:
         index = lengths.index(0)
         raise PackingError(f"{_name(samples[index], index)}: it has no tokens")
@@ -249,8 +249,8 @@ def _fill(
             np.concatenate(arrays[layout.first_parts[rows.start] : layout.first_parts[rows.stop]], out=block[name], casting="same_kind")
         block["segment_ids"][:], block["position_ids"][:] = layout.segments_and_positions(rows)
         is_real = block["segment_ids"] > 0
-        weights = (block.get(name) for name in ("rl_weights", "ce_weights", "ref_kl_weights"))
-        members = component_members(block["loss_mask"], *weights, is_real)
+        rl_weights, ce_weights, ref_kl_weights = map(block.get, ("rl_weights", "ce_weights", "ref_kl_weights"))
+        members = component_members(block["loss_mask"], rl_weights, ce_weights, ref_kl_weights, is_real)
         where = _Block(layout, rows, packed)
         _check_first_tokens(members, where)
         _check_values(block, members, is_real, where)

@@ -43,6 +43,10 @@ class ServerConfig(Section):
     """Most alternatives per token that a request may ask for; 0 leaves them out of the compiled programs."""
     shutdown_deadline_s: float = Field(default=30.0, gt=0)
     """How long Ctrl-C lets running requests go on before they are cancelled."""
+    compile_cache: bool = True
+    """Keep compiled programs on disk and use those that are kept, as a run does."""
+    compile_cache_dir: str | None = None
+    """Where; null means the user's cache folder."""
 
     @property
     def is_local(self) -> bool:

@@ -22,6 +22,8 @@ CONTEXT_AXIS = "context"
 """Positions of a row are split over it."""
 EXPERT_AXIS = "expert"
 """Experts are split over it."""
+MESH_AXES = (DATA_AXIS, FSDP_AXIS, TENSOR_AXIS)
+"""Axis names of every mesh, outermost first: tensor neighbours are the closest devices."""
 BATCH_AXES = (DATA_AXIS, FSDP_AXIS)
 """The axes that the rows of a micro-batch are split over."""
 COUNT_AXES = (DATA_AXIS, FSDP_AXIS, CONTEXT_AXIS)

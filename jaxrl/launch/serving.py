@@ -71,6 +71,7 @@ def serve(config: ServeConfig, say: Say, on_ready: Callable[[Running], None] | N
     """
     renderer = Renderer.from_pretrained(config.model.name)
     service = Service(config, _api_key(config.server))
+    use_compile_cache(is_on=config.server.compile_cache, directory=config.server.compile_cache_dir)
     with contextlib.closing(_listen(config.server)) as listener, _device_thread(config.server.shutdown_deadline_s) as device:
         try:
             asyncio.run(_serve(config, service, renderer, listener, device, say, on_ready))
@@ -139,7 +140,6 @@ def load_backend(config: ServeConfig, renderer: Renderer, device: DeviceThread, 
       device: the thread that this runs on.
       progress: told of each phase; may raise to stop.
     """
-    use_compile_cache()
     progress(f"loading the weights of {config.model.name}")
     model, params = load_pretrained(config.model.name, param_dtype=config.engine.dtype)
     check_window(config.model.name, config.engine.max_model_len, model.spec)

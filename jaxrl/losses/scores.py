@@ -11,14 +11,15 @@ Shape letters: B rows, T positions, D hidden, V vocabulary, C chunks, N tokens o
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import chex
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
-from jaxrl.config.trainer import BATCH_AXES, DATA_AXIS, FSDP_AXIS, TENSOR_AXIS
+from jaxrl.config.trainer import BATCH_AXES, DATA_AXIS, FSDP_AXIS, MESH_AXES, TENSOR_AXIS
 
 _BLOCK_LOGITS = 2**19
 """Logits that a CPU turns into scores at one time: they stay in its cache over the five passes that this takes."""
@@ -95,18 +96,21 @@ def token_scores(
     chex.assert_type([hidden_BTD, head_VD, token_ids_BT, segment_ids_BT, temperatures_BT], [float, float, int, int, float])
     assert chunk_tokens >= 1, f"`chunk_tokens` must be at least 1, got {chunk_tokens!r}"
     arrays = (hidden_BTD, head_VD, token_ids_BT, segment_ids_BT, temperatures_BT)
-    is_vocab_split = mesh is not None and mesh.shape[TENSOR_AXIS] > 1
-    score_rows = functools.partial(_score_rows, chunk_tokens=chunk_tokens)
-    if mesh is None or all(mesh.shape[axis] == 1 for axis in BATCH_AXES):
-        return score_rows(*arrays, layout=_HeadLayout(is_vocab_split, is_width_split=False))
-    rows, columns = PartitionSpec(BATCH_AXES), PartitionSpec(None, FSDP_AXIS)
-    layout = _HeadLayout(is_vocab_split, is_width_split=True)
+    split_axes = () if mesh is None else tuple(axis for axis in MESH_AXES if mesh.shape[axis] > 1)
+    row_axes = tuple(axis for axis in BATCH_AXES if axis in split_axes)
+    layout = _HeadLayout(is_vocab_split=TENSOR_AXIS in split_axes, is_width_split=FSDP_AXIS in split_axes)
+    score_rows = functools.partial(_score_rows, chunk_tokens=chunk_tokens, layout=layout)
+    if not row_axes:
+        return score_rows(*arrays)
+    rows, head = PartitionSpec(row_axes), PartitionSpec(None, FSDP_AXIS if layout.is_width_split else None)
 
     def score_own_rows(hidden_BTD: jax.Array, head_VD: jax.Array, *streams_BT: jax.Array) -> TokenScores:
-        # Marking the head as varying puts the one reduction of its gradient over replicas outside of the loop over chunks.
-        return score_rows(hidden_BTD, jax.lax.pcast(head_VD, DATA_AXIS, to="varying"), *streams_BT, layout=layout)
+        if DATA_AXIS in row_axes:
+            # Marked as varying, the one sum of its gradient over replicas is outside of the loop over chunks.
+            head_VD = jax.lax.pcast(head_VD, DATA_AXIS, to="varying")
+        return score_rows(hidden_BTD, head_VD, *streams_BT)
 
-    return jax.shard_map(score_own_rows, mesh=mesh, in_specs=(rows, columns, rows, rows, rows), out_specs=rows, axis_names=set(BATCH_AXES))(
+    return jax.shard_map(score_own_rows, mesh=mesh, in_specs=(rows, head, rows, rows, rows), out_specs=rows, axis_names=set(row_axes))(
         *arrays
     )
 
@@ -122,13 +126,23 @@ class _HeadLayout(NamedTuple):
     def gather(self, head_VD: jax.Array, dtype: jnp.dtype) -> jax.Array:
         """The whole width, cast first: half the bytes move."""
         head_VD = head_VD.astype(dtype)
-        return jax.lax.all_gather(head_VD, FSDP_AXIS, axis=1, tiled=True) if self.is_width_split else head_VD
+        if not self.is_width_split:
+            return head_VD
+        return self._on_own_words(functools.partial(jax.lax.all_gather, axis_name=FSDP_AXIS, axis=1, tiled=True))(head_VD)
 
     def scatter(self, d_head_VD: jax.Array, dtype: jnp.dtype) -> jax.Array:
         """Sum the gradient over fsdp before it is rounded to the head's precision; each device keeps its own columns."""
         if self.is_width_split:
-            d_head_VD = jax.lax.psum_scatter(d_head_VD, FSDP_AXIS, scatter_dimension=1, tiled=True)
+            scatter = functools.partial(jax.lax.psum_scatter, axis_name=FSDP_AXIS, scatter_dimension=1, tiled=True)
+            d_head_VD = self._on_own_words(scatter)(d_head_VD)
         return d_head_VD.astype(dtype)
+
+    def _on_own_words(self, communicate: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], jax.Array]:
+        """Let each device exchange only its own part of a split vocabulary: the partitioner would make it whole first."""
+        if not self.is_vocab_split:
+            return communicate
+        words = PartitionSpec(TENSOR_AXIS)
+        return jax.shard_map(communicate, in_specs=words, out_specs=words, axis_names={TENSOR_AXIS})
 
 
 def _score_rows(
@@ -165,7 +179,7 @@ def _score_rows(
         scores = jnp.moveaxis(scores_CN.reshape(num_chunks, num_rows, chunk_length), 0, 1).reshape(num_rows, -1)
         return jnp.pad(jnp.where(is_scored, scores[:, : length - 1], 0), ((0, 0), (1, 0)))
 
-    scores = _score_chunks(split(hidden, 0), head_VD, split(targets, 0), split(temperatures, 1), layout)
+    scores: Any = _score_chunks(split(hidden, 0), head_VD, split(targets, 0), split(temperatures, 1), layout)
     return TokenScores(*map(join, scores))
 
 
@@ -200,13 +214,15 @@ def _score_logits(
 ) -> tuple[jax.Array, ...]:
     """`_score_token` of every token, a few at a time where that keeps their logits in a CPU's cache."""
     tokens = logits_NV, targets_N, temperatures_N
+    num_tokens, vocab_size = logits_NV.shape
+    most = max(1, _BLOCK_LOGITS // vocab_size)
+    # A divisor: the remainder of another size would be cut out by a copy of all logits. Each block of a split vocabulary
+    # would cost a reduction between devices.
+    block = next(size for size in range(min(most, num_tokens), 0, -1) if num_tokens % size == 0)
     whole = jax.vmap(_score_token)
-    num_tokens = max(1, _BLOCK_LOGITS // logits_NV.shape[1])
-    # Each block of a split vocabulary would cost a reduction between devices.
-    if is_vocab_split or num_tokens >= logits_NV.shape[0]:
+    if is_vocab_split or block == num_tokens or 8 * block < most:
         return whole(tokens)
-    blocks = functools.partial(jax.lax.map, _score_token, batch_size=num_tokens)
-    return jax.lax.platform_dependent(tokens, cpu=blocks, default=whole)
+    return jax.lax.platform_dependent(tokens, cpu=functools.partial(jax.lax.map, _score_token, batch_size=block), default=whole)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
@@ -219,7 +235,6 @@ def _score_chunks(
 
 def _score_chunks_forward(hidden_CND, head_VD, targets_CN, temperatures_CN, layout):
     """Score each chunk; keep the two log-normalisers per token that the backward pass cannot do without."""
-
     whole_VD = layout.gather(head_VD, hidden_CND.dtype)
 
     def score(chunk: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:

@@ -8,6 +8,8 @@ Letters: N tokens of all rows flattened, B rows, T positions, D hidden, E head_d
 
 from __future__ import annotations
 
+import functools
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -127,6 +129,55 @@ def apply_rope(x_BHTE: jax.Array, cos_BTe: jax.Array, sin_BTe: jax.Array) -> jax
     return rotated.astype(x_BHTE.dtype)
 
 
+@jax.custom_vjp
+def _project(x_ND: jax.Array, kernel_DF: jax.Array, bias_F: jax.Array | None) -> jax.Array:
+    """x @ kernel + bias in the precision of x, with the gradients of more precise parameters summed in their own.
+
+    Without it those gradients would be rounded to the precision of x on every device, and then summed over devices in it.
+    """
+    y_NF = x_ND @ kernel_DF.astype(x_ND.dtype)
+    return y_NF if bias_F is None else y_NF + bias_F.astype(x_ND.dtype)[None]
+
+
+def _project_forward(x_ND, kernel_DF, bias_F):
+    # `.fun`: a rematerialisation policy looks for the product, and would not see it inside of a `custom_vjp`.
+    return _project.fun(x_ND, kernel_DF, bias_F), (x_ND, kernel_DF, bias_F)
+
+
+def _project_backward(residuals, d_y_NF):
+    x_ND, kernel_DF, bias_F = residuals
+    d_x_ND = d_y_NF @ kernel_DF.astype(d_y_NF.dtype).T
+    d_kernel_DF = jnp.einsum("nd,nf->df", x_ND, d_y_NF, preferred_element_type=kernel_DF.dtype)
+    return d_x_ND, d_kernel_DF, None if bias_F is None else jnp.sum(d_y_NF, axis=0, dtype=bias_F.dtype)
+
+
+_project.defvjp(_project_forward, _project_backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def _look_up(table_VD: jax.Array, token_ids_BT: jax.Array, dtype: jax.typing.DTypeLike, mesh: Mesh | None) -> jax.Array:
+    """Rows of a table in `dtype`, NaN for an id outside; the gradients of a token's uses are summed in the table's own precision."""
+    # The table is made whole along its width first: left alone, the partitioner exchanges activations instead. It is cast,
+    # and held to its layout, before that: half the bytes move.
+    cast_VD = pin(table_VD.astype(dtype), mesh, ("vocab", "embed"))
+    whole_VD = pin(cast_VD, mesh, ("vocab", "hidden"))
+    return pin(jnp.take(whole_VD, token_ids_BT, axis=0, mode="fill"), mesh, ("rows", "positions", "hidden"))
+
+
+def _look_up_forward(table_VD, token_ids_BT, dtype, mesh):
+    return _look_up(table_VD, token_ids_BT, dtype, mesh), (table_VD, token_ids_BT)
+
+
+def _look_up_backward(dtype, mesh, residuals, d_x_BTD):
+    del dtype
+    table_VD, token_ids_BT = residuals
+    d_table_VD = jnp.zeros_like(table_VD).at[token_ids_BT].add(d_x_BTD.astype(table_VD.dtype), mode="drop")
+    return pin(d_table_VD, mesh, ("vocab", "hidden")), None
+
+
+_look_up.defvjp(_look_up_forward, _look_up_backward)
+
+
 class RMSNorm(nnx.Module):
     """`rms_norm` with a learnt scale."""
 
@@ -151,8 +202,11 @@ class Linear(nnx.Module):
     def __call__(self, x_ND: jax.Array) -> jax.Array:
         """[N, num_in] -> [N, num_out] in the dtype of the input."""
         chex.assert_rank(x_ND, 2)
-        y = x_ND @ self.kernel[...].astype(x_ND.dtype)
-        return y + self.bias[...].astype(x_ND.dtype)[None] if self.has_bias else y
+        kernel_DF, bias_F = self.kernel[...], self.bias[...] if self.has_bias else None
+        if kernel_DF.dtype != x_ND.dtype:
+            return _project(x_ND, kernel_DF, bias_F)
+        y_NF = x_ND @ kernel_DF
+        return y_NF if bias_F is None else y_NF + bias_F[None]
 
 
 class Embedding(nnx.Module):
@@ -163,11 +217,7 @@ class Embedding(nnx.Module):
 
     def __call__(self, token_ids_BT: jax.Array, dtype: jax.typing.DTypeLike, mesh: Mesh | None) -> jax.Array:
         """[B, T] int -> [B, T, size]; an id outside the table gives NaN, so that it cannot go unnoticed."""
-        # The table is made whole along its width first: left alone, the partitioner exchanges activations instead.
-        table = pin(self.weight[...], mesh, ("vocab", "hidden"))
-        # Cast after the look-up: the gradients of a token's many uses are then summed in the parameter's precision.
-        x = jnp.take(table, token_ids_BT, axis=0, mode="fill").astype(dtype)
-        return pin(x, mesh, ("rows", "positions", "hidden"))
+        return _look_up(self.weight[...], token_ids_BT, dtype, mesh)
 
 
 class MLP(nnx.Module):

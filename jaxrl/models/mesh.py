@@ -14,12 +14,9 @@ from typing import Any
 import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from jaxrl.config.trainer import BATCH_AXES, DATA_AXIS, FSDP_AXIS, TENSOR_AXIS, MeshConfig
+from jaxrl.config.trainer import BATCH_AXES, DATA_AXIS, FSDP_AXIS, MESH_AXES, TENSOR_AXIS, MeshConfig
 from jaxrl.errors import ConfigError
 from jaxrl.models.spec import ModelSpec
-
-MESH_AXES = (DATA_AXIS, FSDP_AXIS, TENSOR_AXIS)
-"""Axis names of every mesh, outermost first: tensor neighbours are the closest devices."""
 
 LOGICAL_RULES: dict[str, str | tuple[str, ...] | None] = {
     "rows": BATCH_AXES,

@@ -113,7 +113,7 @@ def decay_mask(params: Params) -> dict[str, Any]:
     return jax.tree_util.tree_map_with_path(is_matrix, params)
 
 
-def build_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
+def build_optimizer(config: OptimizerConfig) -> optax.GradientTransformationExtraArgs:
     """Build AdamW with clipping, without the learning rate.
 
     Gradients are scaled down to a global norm of `max_grad_norm`; `update` returns `m / (sqrt(v) + eps) + weight_decay
@@ -129,12 +129,31 @@ def build_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
     Reference: Loshchilov and Hutter 2019, Decoupled Weight Decay Regularization, https://arxiv.org/abs/1711.05101.
     """
     chain = optax.chain(
-        optax.clip_by_global_norm(config.max_grad_norm),
+        _clip(config.max_grad_norm),
         optax.scale_by_adam(b1=config.beta1, b2=config.beta2, eps=config.eps),
         optax.add_decayed_weights(config.weight_decay, mask=decay_mask),
     )
+    return optax.with_extra_args_support(chain)
 
     def init(params: optax.Params) -> optax.OptState:
         return chain.init(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), params))
 
     return optax.GradientTransformation(init, chain.update)
+
+
+def _clip(max_norm: float) -> optax.GradientTransformationExtraArgs:
+    """Scale by one number: dividing every entry, as `optax.clip_by_global_norm` does, makes XLA store the result."""
+
+    def init(params: optax.Params) -> optax.OptState:
+        del params
+        return optax.EmptyState()
+
+    def update(
+        updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None, **extra: Any
+    ) -> tuple[optax.Updates, optax.OptState]:
+        del params
+        norm = extra["grad_norm"] if "grad_norm" in extra else optax.tree.norm(updates)
+        scale = jnp.where(norm < max_norm, 1.0, max_norm / norm)
+        return jax.tree.map(lambda leaf: leaf * scale.astype(leaf.dtype), updates), state
+
+    return optax.GradientTransformationExtraArgs(init, update)

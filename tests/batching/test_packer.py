@@ -177,6 +177,14 @@ def test_a_stream_in_double_precision_is_packed_as_float32():
     assert m.advantages.dtype == np.float32
 
 
+def test_an_array_of_another_kind_is_refused_by_env():
+    for stream in (np.ones(5, np.float64), np.ones((5, 1), np.int32)):
+        bad = make_sample(env_name="bad")
+        bad.token_ids = stream
+        with pytest.raises(PackingError, match="env 'bad', packed sample 1: `token_ids` must be a one-dimensional int32 array"):
+            pack([make_sample(), bad], row_length=8, rows=1, shards=1)
+
+
 # Overlong samples
 
 

@@ -92,6 +92,13 @@ def test_chunks_of_any_size_equal_the_full_softmax_in_value_and_gradient(chunk_t
         assert np.abs(theirs[1][1]).min() > 1e-3
 
 
+def test_logits_scored_in_blocks_equal_the_full_softmax():
+    inputs = _inputs(vocab=8192)
+    chunk_tokens = ROWS * (LENGTH - 1)
+    assert "platform_index" in str(jax.make_jaxpr(lambda *arrays: token_scores(*arrays, chunk_tokens=chunk_tokens))(*inputs))
+    _assert_close(_compiled(token_scores, inputs, chunk_tokens=chunk_tokens), _compiled(_plain, inputs), rtol=2e-5, atol=2e-6)
+
+
 def test_float32_is_close_to_the_full_softmax():
     inputs = _inputs()
     _assert_close(_compiled(token_scores, inputs, chunk_tokens=32), _compiled(_plain, inputs), rtol=2e-5, atol=2e-6)

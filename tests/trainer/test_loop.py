@@ -69,13 +69,13 @@ class Harness:
         self.channel = ListChannel(batches, is_closed)
         self.published = {}
         defaults = {"checkpointer": None, "snapshot": self.snapshot, "max_steps": 100, "batch_deadline_s": WAIT_S}
+        defaults |= {"publish": self.publish}
         self.trainer = Trainer(
             self.programs,
             make_state(self.programs) if state is None else state,
             self.config.model_copy(update={"checkpoint": checkpoint, **arguments.pop("config", {})}),
             device=device,
             channel=self.channel,
-            publish=self.publish,
             **(defaults | arguments),
         )
 
