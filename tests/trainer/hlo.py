@@ -18,7 +18,7 @@ _COLLECTIVE = re.compile(
 _ARRAY = re.compile(r"(\w+)\[([\d,]*)\]")
 _IOTA = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
 _LISTS = re.compile(r"replica_groups=(\{(?:\{[\d,]*\},?)*\})")
-_MESH = re.compile(r"replica_groups=mesh\[(.*?)\](?:, device_ids=\S+)? ?\{(.*?)\}")
+_MESH = re.compile(r"replica_groups=mesh\[(.*?)\](?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))? \{(.*?)\}")
 
 
 def collectives(text: str, mesh: MeshConfig) -> Counter[tuple[str, str, str, int]]:
@@ -45,16 +45,20 @@ def _axes(attributes: str, mesh: MeshConfig) -> str:
 
 
 def _groups(attributes: str, num_devices: int) -> Iterator[list[int]]:
+    def iota(dims: str | None, order: str | None) -> np.ndarray:
+        ids = np.arange(num_devices)
+        ids = ids.reshape([int(n) for n in dims.split(",")]) if dims else ids
+        return ids.transpose([int(n) for n in order.split(",")]) if order else ids
+
     if match := _IOTA.search(attributes):
-        shape, dims, order = ([int(n) for n in text.split(",")] if text else None for text in match.groups())
-        yield from np.arange(num_devices).reshape(dims).transpose(order).reshape(shape).tolist()
+        yield from iota(match[2], match[3]).reshape([int(n) for n in match[1].split(",")]).tolist()
     elif match := _MESH.search(attributes):
         sizes = [int(n) for n in re.findall(r"=(\d+)", match[1])]
         names = re.findall(r"'(\w+)'=", match[1])
-        inner = [names.index(name) for name in re.findall(r"'(\w+)'", match[2])]
+        inner = [names.index(name) for name in re.findall(r"'(\w+)'", match[4])]
         outer = [i for i in range(len(names)) if i not in inner]
         size = math.prod(sizes[i] for i in inner)
-        yield from np.arange(num_devices).reshape(sizes).transpose(outer + inner).reshape(-1, size).tolist()
+        yield from iota(match[2], match[3]).reshape(sizes).transpose(outer + inner).reshape(-1, size).tolist()
     elif (match := _LISTS.search(attributes)) and match[1] != "{}":
         yield from ([int(n) for n in group.split(",")] for group in re.findall(r"\{([\d,]+)\}", match[1]))
     else:
