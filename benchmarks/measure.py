@@ -102,9 +102,10 @@ class Peer:
 
     def close(self) -> None:
         """End the program."""
-        assert self._process.stdin is not None
+        assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.close()
         self._process.wait(timeout=60)
+        self._process.stdout.close()
 
     def _read(self) -> dict[str, Any]:
         assert self._process.stdout is not None

@@ -60,6 +60,15 @@ class UniformTasksConfig(Section):
 TasksConfig = Annotated[SequentialTasksConfig | UniformTasksConfig, Field(discriminator="type")]
 
 
+class ExampleConfig(Section):
+    """A question with its answer, shown to the policy as two turns of the conversation."""
+
+    question: str = Field(min_length=1)
+    """The user's message, worded as the environment words its questions."""
+    answer: str = Field(min_length=1)
+    """The assistant's reply to it."""
+
+
 class EnvBase(Section):
     """What every environment has, whatever its type."""
 
@@ -70,6 +79,8 @@ class EnvBase(Section):
     among those of evaluation."""
     system_prompt: str | None = None
     """A system message before the question; null sends none."""
+    examples: list[ExampleConfig] = []
+    """Turns between the system message and the question; a task that asks an example's question is left out."""
     ratio: float = Field(default=1.0, gt=0)
     """Share of groups drawn from this environment, relative to the others' ratios."""
     rollout_deadline_s: float = Field(default=300.0, gt=0)

@@ -70,6 +70,7 @@ def reasoning_gym_environment(config: ReasoningGymEnvConfig) -> SingleTurnEnviro
         prompt=lambda spec: spec["question"],
         score=exact_match if config.scorer == "exact_match" else dataset_score,
         system_prompt=config.system_prompt,
+        examples=config.examples,
         require_stop=config.require_stop and config.scorer == "exact_match",
     )
 

@@ -12,7 +12,8 @@ import inspect
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 
-from jaxrl.envs.base import Outcome, Session, TaskSpec
+from jaxrl.config.env import ExampleConfig
+from jaxrl.envs.base import Message, Outcome, Session, TaskSpec
 from jaxrl.errors import ConfigError, GraderError
 
 Score = float | None
@@ -28,10 +29,12 @@ class SingleTurnEnvironment:
       score: spec, text of the reply -> a finite number, or None if it cannot be scored. May be a coroutine function; a
         plain function runs in a thread of its own, several at a time, so it must not share mutable state.
       system_prompt: a system message before the question; None sends none.
+      examples: questions with answers, shown as turns before the question; a task with the same question is left out, since
+        its answer would be in its prompt.
       require_stop: a reply that the token limit cut is worth 0.0 without asking `score`.
 
     Raises:
-      ConfigError: no task, or two tasks with one id, or a task without one.
+      ConfigError: no task, or two tasks with one id, or a task without one, or every task is an example.
 
     Example:
       >>> env = SingleTurnEnvironment(
@@ -52,6 +55,7 @@ class SingleTurnEnvironment:
         score: Callable[[TaskSpec, str], Score | Awaitable[Score]],
         *,
         system_prompt: str | None = None,
+        examples: Sequence[ExampleConfig] = (),
         require_stop: bool = False,
     ) -> None:
         ids = [spec.get("id") for spec in tasks]
@@ -60,10 +64,15 @@ class SingleTurnEnvironment:
         if None in ids or len(set(ids)) < len(ids):
             raise ConfigError(f"env {name!r}: every task needs an `id` of its own, got {len(set(ids) - {None})} ids for {len(ids)} tasks")
         self.name = name
-        self._tasks = list(tasks)
+        shown = {example.question for example in examples}
+        self._tasks = [spec for spec in tasks if prompt(spec) not in shown] if shown else list(tasks)
+        if not self._tasks:
+            raise ConfigError(f"env {name!r}: each of its {len(ids)} tasks is one of `examples`; leave some of those out")
         self._prompt = prompt
         self._score = score
-        self._system = [] if system_prompt is None else [{"role": "system", "content": system_prompt}]
+        self._opening: list[Message] = [] if system_prompt is None else [{"role": "system", "content": system_prompt}]
+        for example in examples:
+            self._opening += [{"role": "user", "content": example.question}, {"role": "assistant", "content": example.answer}]
         self._require_stop = require_stop
 
     def tasks(self) -> Sequence[TaskSpec]:
@@ -72,7 +81,7 @@ class SingleTurnEnvironment:
 
     async def play(self, spec: TaskSpec, session: Session) -> Outcome:
         """Ask, score, done."""
-        reply = await session.ask([*self._system, {"role": "user", "content": self._prompt(spec)}])
+        reply = await session.ask([*self._opening, {"role": "user", "content": self._prompt(spec)}])
         if self._require_stop and not reply.is_stopped:
             reward = 0.0
         else:

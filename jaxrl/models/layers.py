@@ -131,7 +131,7 @@ def apply_rope(x_BHTE: jax.Array, cos_BTe: jax.Array, sin_BTe: jax.Array) -> jax
 
 @jax.custom_vjp
 def _project(x_ND: jax.Array, kernel_DF: jax.Array, bias_F: jax.Array | None) -> jax.Array:
-    """x @ kernel + bias in the precision of x, with the gradients of more precise parameters summed in their own.
+    """X @ kernel + bias in the precision of x, with the gradients of more precise parameters summed in their own.
 
     Without it those gradients would be rounded to the precision of x on every device, and then summed over devices in it.
     """

@@ -133,12 +133,11 @@ def build_optimizer(config: OptimizerConfig) -> optax.GradientTransformationExtr
         optax.scale_by_adam(b1=config.beta1, b2=config.beta2, eps=config.eps),
         optax.add_decayed_weights(config.weight_decay, mask=decay_mask),
     )
-    return optax.with_extra_args_support(chain)
 
     def init(params: optax.Params) -> optax.OptState:
         return chain.init(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), params))
 
-    return optax.GradientTransformation(init, chain.update)
+    return optax.GradientTransformationExtraArgs(init, optax.with_extra_args_support(chain).update)
 
 
 def _clip(max_norm: float) -> optax.GradientTransformationExtraArgs:

@@ -2,6 +2,7 @@ import importlib.util
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ SPEC.loader.exec_module(measure)
 def test_cases_are_timed_in_turn_and_warm_ups_are_left_out():
     order = []
 
-    def case(name: str, seconds: float) -> measure.Case:
+    def case(name: str, seconds: float) -> Any:
         return measure.Case(name, lambda: order.append(name) or seconds, 10.0, "token")
 
     figures = measure.interleave([case("a", 2.0), case("b", 4.0)], repeats=2)
@@ -52,5 +53,4 @@ def test_a_peer_answers_line_by_line_and_its_death_is_told(tmp_path):
     assert [peer.call(x=x)["double"] for x in (1, 4)] == [2, 8]
     with pytest.raises(SystemExit, match="ended with code 3"):
         peer.call(x=0)
-    with pytest.raises(BrokenPipeError):
-        peer.close()
+    peer.close()

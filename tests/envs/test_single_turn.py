@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+from jaxrl.config.env import ExampleConfig
 from jaxrl.envs.play import play_rollout
 from jaxrl.envs.single_turn import SingleTurnEnvironment
 from jaxrl.errors import ConfigError
@@ -113,3 +114,18 @@ async def test_scores_that_never_return_fail_at_their_deadline_and_take_no_threa
         assert all(thread.daemon for thread in threading.enumerate() if thread.name == "score"), "none keeps the process from ending"
     finally:
         never.set()
+
+
+async def test_examples_stand_as_turns_before_the_question_and_are_never_asked() -> None:
+    shown = [ExampleConfig(question="Shout: ho", answer="HO")]
+    env = shout(system_prompt="Be loud.", examples=shown)
+    assert [spec["id"] for spec in env.tasks()] == ["hi"]
+    rollout = await played(env, saying("HI"))
+    assert [m["content"] for m in rollout.messages()] == ["Be loud.", "Shout: ho", "HO", "Shout: hi", "HI"]
+    assert [node.sampled for node in rollout.nodes] == [False, False, False, False, True]
+
+
+def test_an_environment_whose_every_task_is_an_example_is_refused() -> None:
+    shown = [ExampleConfig(question=f"Shout: {text}", answer=text.upper()) for text in ("hi", "ho")]
+    with pytest.raises(ConfigError, match="each of its 2 tasks is one of `examples`"):
+        shout(examples=shown)

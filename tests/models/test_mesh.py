@@ -1,3 +1,5 @@
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -7,7 +9,7 @@ from jax.sharding import AxisType, PartitionSpec
 from jaxrl.config.trainer import MeshConfig
 from jaxrl.errors import ConfigError
 from jaxrl.models import build_mesh, build_model
-from jaxrl.models.mesh import batch_sharding, param_shardings, pin, replicated
+from jaxrl.models.mesh import batch_sharding, check_model_fits, param_shardings, pin, replicated
 from tests.models.tiny import BIASED, TIED, UNTIED
 
 
@@ -65,8 +67,19 @@ def test_a_tensor_axis_that_cuts_heads_is_refused_naming_both_sides(tensor):
 
 
 def test_a_parameter_that_the_mesh_does_not_divide_is_refused_naming_both_sides():
-    with pytest.raises(ConfigError, match=r"`embed/weight` .*size 16.*`trainer.mesh.fsdp`=3"):
+    with pytest.raises(ConfigError, match=r"`trainer.mesh.fsdp`=3 .*`hidden_size`=16; for this model it may be 1, 2, 4, 8, 16"):
         build_model(TIED, mesh_of(fsdp=3))
+
+
+def test_every_size_that_the_tensor_axis_cuts_unevenly_is_named_with_the_axes_that_fit():
+    spec = dataclasses.replace(TIED, vocab_size=50, intermediate_size=36)
+    with pytest.raises(ConfigError) as caught:
+        check_model_fits(spec, MeshConfig(tensor=4))
+    assert str(caught.value) == (
+        "`trainer.mesh.tensor`=4 does not divide the model's `num_kv_heads`=2 and `vocab_size`=50; for this model it may be 1, 2. "
+        "Use `trainer.mesh.fsdp` for the other devices"
+    )
+    check_model_fits(spec, MeshConfig(tensor=2, fsdp=8))
 
 
 def test_pinning_without_a_mesh_changes_nothing_and_with_one_checks_the_shape():

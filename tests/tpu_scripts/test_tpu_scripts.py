@@ -206,7 +206,8 @@ def test_a_secret_travels_in_a_private_file_and_is_not_printed(cloud, tmp_path):
 
 
 def test_watch_connects_again_and_stops_when_the_vm_is_gone(cloud):
-    done = cloud.run("watch", "--lines", "5", plays={" ssh ": [[1, "broken"]], "value(state)": [[0, "READY"], [0, "READY"], [0, "PREEMPTED"]]})
+    states = [[0, "READY"], [0, "READY"], [0, "PREEMPTED"]]
+    done = cloud.run("watch", "--lines", "5", plays={" ssh ": [[1, "broken"]], "value(state)": states})
     assert done.returncode == 1 and "connecting again" in done.stderr and "PREEMPTED" in done.stderr
     assert len(cloud.told("ssh")) == 2 and "tail -n 5 -F launch.log" in cloud.told("ssh")[0][-1]
 

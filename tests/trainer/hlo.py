@@ -24,8 +24,9 @@ _MESH = re.compile(r"replica_groups=mesh\[(.*?)\](?:, device_ids=\(\[([\d,]+)\](
 def collectives(text: str, mesh: MeshConfig) -> Counter[tuple[str, str, str, int]]:
     """Count (kind, mesh axes joined by +, dtype, elements of the result) of every array that a program communicates.
 
-    A collective of several arrays counts as one of each: how many are fused into one is up to the compiler, and differs between releases, as
-    do the order of dimensions and the place in the program. What is moved, how, and between whom does not.
+    A collective of several arrays counts as one of each: how many are fused into one is up to the compiler, and differs
+    between releases, as do the order of dimensions and the place in the program. What is moved, how, and between whom
+    does not.
     """
     found: Counter[tuple[str, str, str, int]] = Counter()
     for line in text.splitlines():
@@ -40,7 +41,8 @@ def _axes(attributes: str, mesh: MeshConfig) -> str:
     """The mesh axes along which the devices of a group differ."""
     groups = [frozenset(group) for group in _groups(attributes, mesh.num_devices)]
     places = np.stack(np.unravel_index(np.arange(mesh.num_devices), tuple(mesh.shape[axis] for axis in MESH_AXES)), axis=1)
-    differing = {axis for group in groups for a, b in itertools.combinations(group, 2) for axis in range(3) if places[a][axis] != places[b][axis]}
+    pairs = [pair for group in groups for pair in itertools.combinations(group, 2)]
+    differing = {axis for a, b in pairs for axis in range(len(MESH_AXES)) if places[a][axis] != places[b][axis]}
     return "+".join(axis for i, axis in enumerate(MESH_AXES) if i in differing)
 
 

@@ -95,9 +95,9 @@ def run_on(spec: str, mesh: str) -> Run:
 def assert_states_close(found: Any, expected: Any) -> None:
     """Equal but for the order in which float32 sums were taken.
 
-    An element of the gradient is a sum over some 100 tokens: two orders differ by up to 100 * 2^-24 = 6e-6 of its largest terms, and 1e-6 of
-    the largest element of an array was seen. The optimizer's eps of 1e-3 is above the elements of the clipped gradient, so an update is no
-    sign, which would turn rounding noise into whole steps.
+    An element of the gradient is a sum over some 100 tokens: two orders differ by up to 100 * 2^-24 = 6e-6 of its largest
+    terms, and 1e-6 of the largest element of an array was seen. The optimizer's eps of 1e-3 is above the elements of the
+    clipped gradient, so an update is no sign, which would turn rounding noise into whole steps.
     """
 
     def assert_close(x: np.ndarray, y: np.ndarray) -> None:
@@ -225,7 +225,9 @@ def test_parameters_moments_and_gradients_are_cut_into_the_shards_of_the_table(m
     assert all(scalar.sharding.is_fully_replicated for scalar in scalars)
 
 
-def spec_of(vocab_size: int, hidden_size: int, intermediate_size: int, num_layers: int, heads: tuple[int, int], head_dim: int, *, is_tied: bool) -> ModelSpec:
+def spec_of(
+    vocab_size: int, hidden_size: int, intermediate_size: int, num_layers: int, heads: tuple[int, int], head_dim: int, *, is_tied: bool
+) -> ModelSpec:
     return dataclasses.replace(
         UNTIED,
         vocab_size=vocab_size,

@@ -1,13 +1,12 @@
 """The compiled step: one objective for every split, mesh and filler; no update from a bad gradient or from nothing."""
 
-import collections
 import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import AxisType
 
 from jaxrl.config.trainer import COUNT_AXES, MeshConfig
 from jaxrl.losses import finish_metrics
@@ -16,6 +15,7 @@ from jaxrl.trainer.state import Accumulator
 from jaxrl.trainer.step import ARRAY_DTYPES, build_psum_denominators, densify
 from jaxrl.types import component_members
 from tests.trainer.tiny import (
+    MESHES,
     accumulate,
     make_batch,
     make_config,
@@ -27,18 +27,11 @@ from tests.trainer.tiny import (
 )
 
 ALL_STREAMS = ("advantages", "rl_weights", "ce_weights", "ref_kl_weights", "ref_logprobs")
-MESHES = {"data 8": MeshConfig(data=8), "2x2x2": MeshConfig(data=2, fsdp=2, tensor=2)}
-COLLECTIVE = re.compile(r"= (.+?) (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(?:-start)?\(")
 
 
 def samples_of_all_kinds():
     """Nine samples of 3 to 11 tokens; some carry every stream, some only advantages."""
     return [make_sample(i, 3 + i, streams=ALL_STREAMS if i % 2 else ("advantages",)) for i in range(9)]
-
-
-def collectives(program: jax.stages.Compiled) -> list[tuple[str, str]]:
-    """(kind, result type) of every communication in a program; results may be tuples, and ops may be asynchronous."""
-    return [(match[2], match[1]) for match in COLLECTIVE.finditer(program.as_text())]
 
 
 def assert_trees_close(found, expected, **tolerance):
@@ -80,24 +73,7 @@ def test_packing_samples_into_one_row_does_not_change_their_gradient():
     assert alone_metrics == pytest.approx(packed_metrics, rel=1e-5, abs=1e-6)
 
 
-@pytest.mark.parametrize("name", MESHES)
-def test_a_step_on_eight_devices_is_the_step_on_one(name):
-    alone, spread = make_config(rows=2), make_config(mesh=MESHES[name], rows=1)
-    results = []
-    for config in (alone, spread):
-        programs = make_programs(config)
-        state, metrics = take_step(programs, make_state(programs), make_batch(samples_of_all_kinds(), config))
-        results.append((to_host(state), metrics))
-    (state_1, metrics_1), (state_8, metrics_8) = results
-    assert metrics_1["tokens/rl"] > 0 and metrics_1["tokens/ce"] > 0 and metrics_1["tokens/ref_kl"] > 0
-    assert metrics_8 == pytest.approx(metrics_1, rel=1e-4, abs=1e-5)
-    # The moments, not only the parameters: Adam's first update is a sign, which hides the size of a gradient.
-    assert_trees_close(state_8.opt_state, state_1.opt_state, rtol=1e-3, atol=1e-6)
-    # Where a gradient is tiny that sign is rounding noise, so a step of 1e-2 is compared with a tolerance of its own.
-    assert_trees_close(state_8.params, state_1.params, rtol=1e-3, atol=2e-4)
-
-
-@pytest.mark.parametrize("mesh", [*MESHES.values(), "data, tensor, context"], ids=lambda mesh: str(mesh))
+@pytest.mark.parametrize("mesh", [MESHES["data 8"], MESHES["2x2x2"], "data, tensor, context"], ids=lambda mesh: str(mesh))
 def test_denominators_are_summed_over_token_shards_with_one_all_reduce(mesh):
     if isinstance(mesh, MeshConfig):
         mesh = make_programs(make_config(mesh=mesh, rows=1)).mesh
@@ -112,35 +88,8 @@ def test_denominators_are_summed_over_token_shards_with_one_all_reduce(mesh):
     # An empty component divides by one; int32 inside: float32 could not add up to 2**24 + 2.
     np.testing.assert_array_equal(found, np.float32([shards * (shards + 1) / 2, 2**24 + 1, 1]))
     assert found.dtype == jnp.float32
-    kinds = [kind for kind, _ in collectives(program.lower(jax.ShapeDtypeStruct((shards, 3), jnp.int32)).compile())]
-    assert kinds == ["all-reduce"]
-
-
-def test_data_parallel_grad_step_communicates_by_all_reduce_only_and_apply_not_at_all():
-    programs = make_programs(make_config(mesh=MESHES["data 8"], rows=1))
-    kinds = {kind for kind, _ in collectives(programs.program("grad_step"))}
-    assert kinds == {"all-reduce"}
-    assert collectives(programs.program("apply")) == []
-
-
-def test_the_communication_of_a_step_on_2x2x2_is_on_this_list():
-    programs = make_programs(make_config(mesh=MESHES["2x2x2"], rows=1))
-    counts = collections.Counter(kind for kind, _ in collectives(programs.program("grad_step")))
-    most = {"all-gather": 40, "all-reduce": 30, "reduce-scatter": 10, "all-to-all": 4, "collective-permute": 4}
-    assert counts.keys() <= most.keys() and all(counts[kind] <= most[kind] for kind in counts), counts
-    # The update needs the norm of the gradient and nothing else: scalars.
-    for kind, result in collectives(programs.program("apply")):
-        assert kind == "all-reduce" and set(re.findall(r"\w+\[[\d,]*\]", result)) == {"f32[]"}
-
-
-def test_the_pattern_finds_fused_and_asynchronous_collectives():
-    hlo = """
-      %all-reduce.1 = (f32[], f32[8,4]{1,0}, /*index=2*/f32[]) all-reduce(%a, %b, %c), replica_groups={}
-      %ag = ((f32[4]{0}), f32[8]{0}) all-gather-start(%d), dimensions={0}
-      %done = f32[8]{0} all-gather-done(%ag)
-      %x = f32[] fusion(%all-reduce.1), kind=kLoop
-    """
-    assert [match[2] for match in COLLECTIVE.finditer(hlo)] == ["all-reduce", "all-gather"]
+    text = program.lower(jax.ShapeDtypeStruct((shards, 3), jnp.int32)).compile().as_text()
+    assert re.findall(r"all-\w+(?=\()|reduce-scatter(?=\()|collective-\w+(?=\()", text) == ["all-reduce"]
 
 
 def members(micro_batch):
@@ -288,21 +237,7 @@ def test_a_consumed_state_cannot_be_used_again():
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves((state, accumulator)))
 
 
-def test_parameters_and_moments_live_where_the_mesh_says():
-    programs = make_programs(make_config(mesh=MESHES["2x2x2"], rows=1))
-    state = make_state(programs)
-    expected = NamedSharding(programs.mesh, PartitionSpec("tensor", "fsdp"))
-    moments = state.opt_state[1]
-    for tree in (state.params, moments.mu, moments.nu):
-        weight = tree["embed"]["weight"]
-        assert weight.sharding.is_equivalent_to(expected, 2) and weight.addressable_shards[0].data.shape == (32, 16)
-    assert jax.tree.map(lambda leaf: leaf.sharding, state) == jax.tree.map(
-        lambda leaf: leaf.sharding, programs.abstract_state
-    )
-    assert state.step.sharding.is_fully_replicated
-
-
-def test_masters_in_bfloat16_keep_their_precision_and_moments_theirs():
+def test_masters_in_bfloat16_keep_their_precision_and_have_moments_in_float32():
     programs = make_programs(make_config(param_dtype="bfloat16", compute_dtype="bfloat16"))
     state = make_state(programs)
     before = to_host(state.params["embed"]["weight"]).astype(np.float32)
@@ -314,6 +249,7 @@ def test_masters_in_bfloat16_keep_their_precision_and_moments_theirs():
         lambda leaf: leaf.dtype, programs.abstract_state
     )
     assert {leaf.dtype.name for leaf in jax.tree.leaves(state.params)} == {"bfloat16"}
+    assert {leaf.dtype.name for leaf in jax.tree.leaves((state.opt_state[1].mu, state.opt_state[1].nu))} == {"float32"}
     assert (to_host(state.params["embed"]["weight"]).astype(np.float32) != before).any()
     assert metrics["optim/empty_steps"] == 0
 
