@@ -129,8 +129,7 @@ def apply_rope(x_BHTE: jax.Array, cos_BTe: jax.Array, sin_BTe: jax.Array) -> jax
     return rotated.astype(x_BHTE.dtype)
 
 
-@jax.custom_vjp
-def _project(x_ND: jax.Array, kernel_DF: jax.Array, bias_F: jax.Array | None) -> jax.Array:
+def _linear(x_ND: jax.Array, kernel_DF: jax.Array, bias_F: jax.Array | None) -> jax.Array:
     """X @ kernel + bias in the precision of x, with the gradients of more precise parameters summed in their own.
 
     Without it those gradients would be rounded to the precision of x on every device, and then summed over devices in it.
@@ -140,8 +139,8 @@ def _project(x_ND: jax.Array, kernel_DF: jax.Array, bias_F: jax.Array | None) ->
 
 
 def _project_forward(x_ND, kernel_DF, bias_F):
-    # `.fun`: a rematerialisation policy looks for the product, and would not see it inside of a `custom_vjp`.
-    return _project.fun(x_ND, kernel_DF, bias_F), (x_ND, kernel_DF, bias_F)
+    # Not `_project`: a rematerialisation policy looks for the product, and would not see it inside of a `custom_vjp`.
+    return _linear(x_ND, kernel_DF, bias_F), (x_ND, kernel_DF, bias_F)
 
 
 def _project_backward(residuals, d_y_NF):
@@ -151,6 +150,7 @@ def _project_backward(residuals, d_y_NF):
     return d_x_ND, d_kernel_DF, None if bias_F is None else jnp.sum(d_y_NF, axis=0, dtype=bias_F.dtype)
 
 
+_project = jax.custom_vjp(_linear)
 _project.defvjp(_project_forward, _project_backward)
 
 
