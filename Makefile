@@ -11,7 +11,7 @@ PYTHONS ?= python3.13 python3.12 python3.11 python3 python
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-$(EXTRAS)
 
-.PHONY: help setup quickstart smollm2 start-model test test-all lint
+.PHONY: help setup quickstart smollm2 start-model bench test test-all lint
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

@@ -15,7 +15,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -100,14 +100,6 @@ QUICKSTART = Shape(
 SHAPES = {"smollm2": SMOLLM2, "quickstart": QUICKSTART}
 
 
-@dataclass
-class Timings:
-    """What one generation took, from the first tick to the last."""
-
-    tick_s: list[float] = field(default_factory=list)
-    """Each tick; the first one also prefills."""
-
-
 class EngineRun:
     """One engine with a slot per prompt, and the timings of its latest generation."""
 
@@ -128,37 +120,38 @@ class EngineRun:
         self.engine.warm_up(lambda name, done, total: print(f"  batch {batch}: compiled {done}/{total} ({name})", flush=True))
         self.warm_up_s = time.perf_counter() - started
         self.cache_bytes = cache_bytes(spec, batch, window, arguments.dtype)
-        self.latest = Timings()
+        self.tick_s: list[float] = []
+        """Seconds of each tick of the latest generation; the first one also prefills."""
         self._rng, self._calls = np.random.default_rng(0), 0
 
     def generate(self) -> None:
         """Answer one prompt per slot."""
         self._calls += 1
-        self.latest = Timings()
+        self.tick_s = []
         prompts = self._rng.integers(0, self._spec.vocab_size, (self._batch, self._shape.prompt_tokens)).astype(np.int32)
         sampling = [TokenSampling(max_tokens=self._shape.new_tokens, seed=self._calls * 1000 + i) for i in range(self._batch)]
         futures = [self.engine.submit(GenerateRequest(f"{self._calls}/{i}", prompts[i], sampling[i])) for i in range(self._batch)]
         while self.engine.has_work():
             started = time.perf_counter()
             self.engine.tick()
-            self.latest.tick_s.append(time.perf_counter() - started)
+            self.tick_s.append(time.perf_counter() - started)
         assert all(len(future.result(timeout=0).token_ids) == self._shape.new_tokens for future in futures)
 
     def cases(self, steps_per_tick: int) -> list[Case]:
-        """Three figures of one generation: all of it, its decoding alone, and its first tick."""
+        """Four figures of one generation: all of it, its decoding alone, its prefill alone, and its first tick."""
         batch, new_tokens = self._batch, self._shape.new_tokens
 
         def decode_s() -> float:
-            return sum(self.latest.tick_s[1:])
+            return sum(self.tick_s[1:])
 
         def prefill_s() -> float:
-            return self.latest.tick_s[0] - statistics.median(self.latest.tick_s[1:])
+            return self.tick_s[0] - statistics.median(self.tick_s[1:])
 
         return [
             Case(name("engine", batch), self.generate, batch * new_tokens, "tokens"),
             Case(name("engine, decode only", batch), decode_s, batch * (new_tokens - steps_per_tick), "tokens"),
             Case(name("engine, prefill only", batch), prefill_s, batch * (self._shape.prompt_tokens - 1), "tokens"),
-            Case(name("engine, first tokens", batch), lambda: self.latest.tick_s[0], batch, "tokens"),
+            Case(name("engine, first tokens", batch), lambda: self.tick_s[0], batch, "tokens"),
         ]
 
 

@@ -8,17 +8,13 @@ batch is made of, and into memory that is warm. It times planning alone too, and
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from measure import Case, Figure, Report, interleave
 
 from jaxrl.batching import first_fit_decreasing, pack
 from jaxrl.types import MicroBatch, TrainBatch, TrainingSample
-
-sys.path.insert(0, str(Path(__file__).parent))
-from measure import Case, Report, interleave
 
 ROWS = 8
 """Rows of a micro-batch; the speed depends on rows in all, not on how they are cut."""
@@ -73,19 +69,18 @@ def main() -> None:
     source = np.ones(size, np.uint8)
     warm = np.ones_like(source)
     gigabytes = size / 1e9
-    cases: list[tuple[str, Callable[[], object], float, str]] = [
-        ("pack", run, args.samples, "samples"),
-        ("plan alone", lambda: first_fit_decreasing(lengths, args.row_length, 32), args.samples, "samples"),
-        ("copy into fresh memory", source.copy, gigabytes, "GB"),
-        ("copy into warm memory", lambda: np.copyto(warm, source), gigabytes, "GB"),
+    cases = [
+        Case("pack", run, args.samples, "samples"),
+        Case("plan alone", lambda: first_fit_decreasing(lengths, args.row_length, 32), args.samples, "samples"),
+        Case("copy into fresh memory", source.copy, gigabytes, "GB"),
+        Case("copy into warm memory", lambda: np.copyto(warm, source), gigabytes, "GB"),
     ]
     settings = {key: value for key, value in vars(args).items() if key != "output"}
     report = Report("packing", settings=settings, packages=("numpy",))
-    report.figures = interleave([Case(*case) for case in cases], repeats=args.rounds)
-    pack_s = [args.samples / rate for rate in report.figures["pack"].rates]
+    report.figures = interleave(cases, repeats=args.rounds)
+    pack_s = report.figures["pack"].seconds
     for name, work, unit in (("pack, tokens", sum(lengths), "tokens"), ("pack, bytes written", gigabytes, "GB")):
-        figure = type(report.figures["pack"])(name, unit, [work / seconds for seconds in pack_s], pack_s)
-        report.figures[name] = figure
+        report.figures[name] = Figure(name, unit, [work / seconds for seconds in pack_s], pack_s)
     report.ratio("pack over a copy into fresh memory", "pack, bytes written", "copy into fresh memory")
     report.ratio("pack over a copy into warm memory", "pack, bytes written", "copy into warm memory")
     report.notes.append(

@@ -11,7 +11,7 @@ Make a TPU VM and wait until it is ready.
 
 parse_settings "$@"
 type="${JAXRL_TPU_TYPE:-}" runtime="${JAXRL_TPU_RUNTIME:-}" spot=0 queued=0
-set -- "${REST[@]}"
+set -- ${REST[@]+"${REST[@]}"}
 while [ $# -gt 0 ]; do
   case "$1" in
     --type) value_of "$1" $#; type="$2"; shift 2 ;;

@@ -9,7 +9,7 @@ Delete the TPU VM and everything on its disk; copy the runs you want to keep bef
 
 parse_settings "$@"
 queued=0 yes=0
-for argument in "${REST[@]}"; do
+for argument in ${REST[@]+"${REST[@]}"}; do
   case "$argument" in
     --queued) queued=1 ;;
     --yes) yes=1 ;;

@@ -9,7 +9,7 @@ Example: launch.sh --name my-tpu --zone us-west4-a -- --config configs/quickstar
 
 parse_settings "$@"
 env_file=
-set -- "${REST[@]}"
+set -- ${REST[@]+"${REST[@]}"}
 while [ $# -gt 0 ]; do
   case "$1" in
     --env-file) value_of "$1" $#; env_file="$2"; shift 2 ;;

@@ -1,6 +1,7 @@
 # shellcheck shell=bash
 # What every script here shares: settings from flags and environment, gcloud calls that can be shown instead of made, ssh with patience.
-# Sourced, never run. A script sets USAGE, calls parse_settings "$@", and reads what is left from REST.
+# Sourced, never run. A script sets USAGE, calls parse_settings "$@", and reads what is left from REST, spelled so that an empty one is no
+# error in the bash 3.2 of macOS.
 
 set -euo pipefail
 
@@ -56,8 +57,6 @@ parse_settings() {
   [ -n "$TPU_ZONE" ] || die "no zone: pass --zone ZONE or set JAXRL_TPU_ZONE" 2
   [[ "$TPU_DEADLINE_S" =~ ^[0-9]+$ ]] || die "--deadline must be whole seconds, got '$TPU_DEADLINE_S'" 2
 }
-
-refuse_rest() { [ "${#REST[@]}" -eq 0 ] || die "unknown argument '${REST[0]}'; see --help" 2; }
 
 # Print a command so that a shell would read it back as the same words.
 show() {

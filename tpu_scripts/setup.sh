@@ -8,7 +8,7 @@ Install Python and jaxrl[tpu] into .venv of the synced checkout on every worker,
 
 parse_settings "$@"
 python=python3.11
-set -- "${REST[@]}"
+set -- ${REST[@]+"${REST[@]}"}
 while [ $# -gt 0 ]; do
   case "$1" in
     --python) value_of "$1" $#; python="$2"; shift 2 ;;

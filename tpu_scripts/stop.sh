@@ -9,7 +9,7 @@ End the run by SIGTERM, so that it commits a checkpoint, and wait for it.
 
 parse_settings "$@"
 wait_s=300 force=0
-set -- "${REST[@]}"
+set -- ${REST[@]+"${REST[@]}"}
 while [ $# -gt 0 ]; do
   case "$1" in
     --wait) value_of "$1" $#; wait_s="$2"; shift 2 ;;

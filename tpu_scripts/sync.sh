@@ -9,7 +9,7 @@ Copy this checkout to every worker. Left out: .git, .venv, runs, caches, environ
 parse_settings "$@"
 excluded=(./.git ./.venv ./runs ./build ./dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache __pycache__ '*.env' ./benchmarks/results)
 with_models=0
-for argument in "${REST[@]}"; do
+for argument in ${REST[@]+"${REST[@]}"}; do
   [ "$argument" = --with-models ] || die "unknown argument '$argument'; see --help" 2
   with_models=1
 done

@@ -9,7 +9,7 @@ Follow launch.log and connect again when the connection breaks. Ctrl-C ends the 
 
 parse_settings "$@"
 lines=40 metrics=0
-set -- "${REST[@]}"
+set -- ${REST[@]+"${REST[@]}"}
 while [ $# -gt 0 ]; do
   case "$1" in
     --lines) value_of "$1" $#; lines="$2"; shift 2 ;;

@@ -21,10 +21,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--config", required=True, help="JSON object: the model's config.json")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
-    parser.add_argument("--threads", type=int, default=0, help="0 leaves torch's own choice")
     arguments = parser.parse_args()
-    if arguments.threads:
-        torch.set_num_threads(arguments.threads)
     torch.manual_seed(0)
     config = transformers.AutoConfig.for_model(**json.loads(arguments.config))
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=getattr(torch, arguments.dtype)).eval()
@@ -32,11 +29,10 @@ def main() -> None:
     model.generation_config.eos_token_id = model.generation_config.bos_token_id = None
     model.generation_config.pad_token_id = 0
 
-    def answer(**reply: object) -> None:
-        sys.stdout.write(json.dumps(reply) + "\n")
-        sys.stdout.flush()
+    def say(**answer: object) -> None:
+        print(json.dumps(answer), flush=True)
 
-    answer(
+    say(
         python=sys.version.split()[0],
         torch=torch.__version__,
         transformers=transformers.__version__,
@@ -60,7 +56,7 @@ def main() -> None:
             )
         seconds = time.perf_counter() - started
         assert tokens.shape == (request["batch"], request["prompt_tokens"] + num_new), tokens.shape
-        answer(seconds=seconds)
+        say(seconds=seconds)
 
 
 if __name__ == "__main__":

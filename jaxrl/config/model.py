@@ -6,24 +6,38 @@ What is reserved for later is parsed here, so that `config.run` can say why it i
 from __future__ import annotations
 
 import re
+from typing import Annotated
 from urllib.parse import urlsplit
 
-from pydantic import ConfigDict, Field, field_validator
+from pydantic import AfterValidator, ConfigDict, Field, field_validator
 
 from jaxrl.config.base import Section
 
 _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
+def _is_a_variable(name: str) -> str:
+    if not _VARIABLE_NAME.fullmatch(name):
+        raise ValueError(
+            "expected the name of an environment variable, got something that cannot be one; if it is the key itself, put it into a "
+            "variable and give that one's name"
+        )
+    return name
+
+
+VariableName = Annotated[str, AfterValidator(_is_a_variable)]
+"""The name of an environment variable. What is given in its place may be the key itself, so no error repeats it."""
+
+
 class ClientConfig(Section):
     """How an OpenAI-compatible server is reached."""
 
-    # What is given as the name of a variable may be the key itself: an error must not repeat it.
+    # See `VariableName`.
     model_config = ConfigDict(hide_input_in_errors=True)
 
     base_url: list[str] = []
     """Base URLs ending in `/v1`, of servers that serve the same model; requests are spread over them."""
-    api_key_var: str | None = None
+    api_key_var: VariableName | None = None
     """Name of the environment variable that holds the API key; the key itself is never written into a config."""
     timeout_s: float = Field(default=600.0, gt=0)
     """Deadline of one request, its retries included, in seconds."""
@@ -40,16 +54,6 @@ class ClientConfig(Section):
         if twice:
             raise ValueError(f"{twice[0]} stands there twice; name each server once")
         return cleaned
-
-    @field_validator("api_key_var")
-    @classmethod
-    def _is_a_variable(cls, name: str | None) -> str | None:
-        if name is not None and not _VARIABLE_NAME.fullmatch(name):
-            raise ValueError(
-                "expected the name of an environment variable, got something that cannot be one; if it is the key itself, put it into a "
-                "variable and give that one's name"
-            )
-        return name
 
 
 class FrozenModelConfig(ClientConfig):

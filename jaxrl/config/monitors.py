@@ -5,7 +5,7 @@ its section is there, and then its package must be installed.
 """
 
 from importlib import metadata
-from typing import Literal
+from typing import Literal, Self
 
 from pydantic import model_validator
 
@@ -49,7 +49,7 @@ class MonitorsConfig(Section):
     """A run of Weights & Biases; null makes none."""
 
     @model_validator(mode="after")
-    def _trackers_are_installed(self) -> "MonitorsConfig":
+    def _trackers_are_installed(self) -> Self:
         for field, package in (("tensorboard", "tensorboardX"), ("wandb", "wandb")):
             if getattr(self, field) is not None and not is_installed(package):
                 raise ValueError(

@@ -9,17 +9,19 @@ import ipaddress
 from pathlib import PurePath
 from typing import Self
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from jaxrl.config.base import Section
 from jaxrl.config.inference import EmbeddedInferenceConfig, InferenceConfig
+from jaxrl.config.model import VariableName
 
 
 class ServedModelConfig(Section):
     """The model that is served."""
 
     name: str = Field(min_length=1)
-    """A Hugging Face directory on this machine (config.json, model.safetensors, tokenizer files)."""
+    """A Hugging Face directory on this machine (config.json, safetensors, tokenizer files), or a name on the hub, `org/name` or
+    `org/name@revision`, whose files are fetched first."""
     served_name: str | None = Field(default=None, min_length=1)
     """What requests call the model; null means the last part of `name`."""
 
@@ -27,11 +29,14 @@ class ServedModelConfig(Section):
 class ServerConfig(Section):
     """Where the server listens, who may ask, and what it refuses."""
 
+    # See `VariableName`.
+    model_config = ConfigDict(hide_input_in_errors=True)
+
     host: str = Field(default="127.0.0.1", min_length=1)
     """Address to bind to; any that other machines can reach needs `api_key_var`."""
     port: int = Field(default=8000, ge=0, le=65535)
     """Port to bind to; 0 takes a free one, which is printed."""
-    api_key_var: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
+    api_key_var: VariableName | None = None
     """Name of the environment variable that holds the API key; with it, every route but /health wants `Authorization: Bearer KEY`."""
     max_queue: int = Field(default=256, ge=0)
     """Sequences that may wait for a slot; beyond it a request is refused with 429."""

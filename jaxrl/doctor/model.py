@@ -11,11 +11,13 @@ EMBED_PATH, HEAD_PATH = "embed/weight", "lm_head/weight"
 
 
 def check_model(exam: Examination) -> Finding:
-    """The model directory loads, every tensor of it."""
+    """The model directory loads, every tensor of it, and the mesh and the window suit its sizes."""
     import jax
 
+    from jaxrl.launch.arrays import check_sizes
     from jaxrl.models import load_pretrained
 
+    check_sizes(exam.config)
     dtype = exam.config.trainer.param_dtype
     model, params = load_pretrained(exam.model_name, param_dtype=dtype)
     num_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(params))

@@ -21,7 +21,7 @@ from jaxrl.models.decode import (
     DecodeParams,
     KVCache,
     LayerKV,
-    TokenScores,
+    RowScores,
     decode_step,
     group_rows,
     pad_to_multiple,
@@ -164,7 +164,7 @@ def _sample_by_groups(logits_SV: jax.Array, position_ids_S: jax.Array, sampling:
 @functools.partial(jax.jit, static_argnames=("spec", "num_top"))
 def score_rows_with_top(
     params: DecodeParams, token_ids_RT: jax.Array, temperatures_R: jax.Array, wants_top: jax.Array, *, spec: ModelSpec, num_top: int
-) -> TokenScores:
+) -> RowScores:
     """Return logprobs, ranks and alternatives of given tokens; see `models.decode.score_with_top`."""
     return score_with_top(params, token_ids_RT, temperatures_R, wants_top, spec=spec, num_top=num_top)
 

@@ -27,7 +27,7 @@ import numpy as np
 
 from jaxrl.config.inference import EmbeddedInferenceConfig
 from jaxrl.engine.cache import decode_and_sample, init_cache, prefill_into_slots, score_rows, score_rows_with_top
-from jaxrl.engine.requests import ScoreTicket, Ticket, running_future, why_not_generate, why_not_score
+from jaxrl.engine.requests import ScoreTicket, Ticket, running_future, settle, why_not_generate, why_not_score
 from jaxrl.engine.sampling import SamplingArrays
 from jaxrl.engine.scheduler import PrefillCall, Scheduler, bucket_lengths, plan_prefills, smallest_bucket
 from jaxrl.engine.slots import SampledTokens, SlotTable
@@ -115,7 +115,7 @@ class Engine:
             future.set_exception(refusal)
             return future
         deadline_s = self._clock() + self.config.request_deadline_s
-        self._inbox.append(partial(self._accept, Ticket(request, future, deadline_s, on_tokens)))
+        self._post(partial(self._accept, Ticket(request, future, deadline_s, on_tokens)))
         return future
 
     def why_not(self, request: GenerateRequest) -> EngineError | None:
@@ -137,7 +137,7 @@ class Engine:
 
         Returns:
           A future of [L] float32 logprobs, each token given those before it; index 0 is 0.0. Fails with `EngineError`
-          on bad arguments.
+          on bad arguments. Cancelling it before its turn has come saves the work.
         """
         return self._queue_score(token_ids, temperature, None)
 
@@ -146,7 +146,7 @@ class Engine:
         return self._queue_score(token_ids, temperature, num_top)
 
     def _queue_score(self, token_ids: np.ndarray, temperature: float, num_top: int | None) -> Future[Any]:
-        future, token_ids = running_future(), np.array(token_ids, np.int32)
+        future, token_ids = Future(), np.array(token_ids, np.int32)
         refusal = self._failed() or why_not_score(
             token_ids,
             temperature,
@@ -158,12 +158,12 @@ class Engine:
         if refusal is not None:
             future.set_exception(refusal)
         else:
-            self._inbox.append(partial(self._accept_score, ScoreTicket(token_ids, temperature, future, num_top)))
+            self._post(partial(self._accept_score, ScoreTicket(token_ids, temperature, future, num_top)))
         return future
 
     def cancel(self, request_id: str) -> None:
         """End a request: its future gets the tokens so far with finish reason `cancelled`. Unknown ids are ignored."""
-        self._inbox.append(partial(self._cancel, request_id))
+        self._post(partial(self._cancel, request_id))
 
     def pause(self) -> Future[None]:
         """Hold prefill and decode; requests stay where they are. The future is done once it holds."""
@@ -220,8 +220,7 @@ class Engine:
         """
         try:
             self._counts["ticks"] += 1
-            while self._inbox:
-                self._inbox.popleft()()
+            self._read_inbox()
             if self.failure is not None:
                 return
             while (ticket := self._oldest_expired()) is not None:
@@ -257,6 +256,20 @@ class Engine:
             if on_progress is not None:
                 on_progress(name, done, len(jobs))
 
+    def _post(self, action: Callable[[], None]) -> None:
+        """Leave an action for the next tick. After a failure there may be none, so it is run, and refused, at once."""
+        self._inbox.append(action)
+        if self.failure is not None:
+            self._read_inbox()
+
+    def _read_inbox(self) -> None:
+        while True:
+            try:
+                action = self._inbox.popleft()
+            except IndexError:
+                return
+            action()
+
     def _failed(self) -> EngineError | None:
         return None if self.failure is None else EngineError(f"the engine failed earlier: {self.failure!r}")
 
@@ -274,7 +287,7 @@ class Engine:
             else:
                 future.set_result(None)
 
-        self._inbox.append(run)
+        self._post(run)
         return future
 
     def _accept(self, ticket: Ticket) -> None:
@@ -289,7 +302,7 @@ class Engine:
 
     def _accept_score(self, ticket: ScoreTicket) -> None:
         if (refusal := self._failed()) is not None:
-            ticket.future.set_exception(refusal)
+            settle(ticket.future, refusal)
         else:
             self._scores.append(ticket)
 
@@ -384,7 +397,10 @@ class Engine:
         return False
 
     def _score_some(self) -> None:
-        """Serve the oldest scoring request, and with it others of its bucket, in one call."""
+        """Serve the oldest scoring request that is still wanted, and with it others of its bucket, in one call."""
+        self._scores = deque(ticket for ticket in self._scores if not ticket.future.cancelled())
+        if not self._scores:
+            return
         bucket = smallest_bucket(self._score_buckets, len(self._scores[0].token_ids))
         batch: list[ScoreTicket] = []
         rest: deque[ScoreTicket] = deque()
@@ -401,7 +417,7 @@ class Engine:
         for row, ticket in enumerate(batch):
             self._counts["scored_tokens"] += len(ticket.token_ids)
             mine = [array[row, : len(ticket.token_ids)].copy() for array in scores]
-            ticket.future.set_result(mine[0] if ticket.num_top is None else _prompt_scores(mine, ticket.num_top))
+            settle(ticket.future, mine[0] if ticket.num_top is None else _prompt_scores(mine, ticket.num_top))
 
     def _run_prefill(self, call: PrefillCall) -> None:
         self._cache = prefill_into_slots(self._params, self._cache, call.token_ids, call.rows, call.slots, spec=self.spec)
@@ -427,7 +443,7 @@ class Engine:
         return np.asarray(packed_XSQ)
 
     def _run_score(self, token_ids_RT: np.ndarray, temperatures_R: np.ndarray, *, wants_top: bool) -> list[np.ndarray]:
-        """Return [R, T] logprobs and, in an engine that reports alternatives, the other arrays of `TokenScores`."""
+        """Return [R, T] logprobs and, in an engine that reports alternatives, the other arrays of `RowScores`."""
         if not self.max_logprobs:
             return [np.asarray(score_rows(self._params, token_ids_RT, temperatures_R, spec=self.spec))]
         scores = score_rows_with_top(
@@ -455,16 +471,16 @@ class Engine:
 
     def _fail(self, error: Exception) -> None:
         """Settle every outstanding future with an error, once and for all."""
-        self.failure = error
         for ticket in (*self._tickets.values(), *self._scores):
-            if not ticket.future.done():
-                failure = EngineError(f"the engine failed: {error!r}")
-                failure.__cause__ = error
-                ticket.future.set_exception(failure)
+            failure = EngineError(f"the engine failed: {error!r}")
+            failure.__cause__ = error
+            settle(ticket.future, failure)
         self._tickets.clear()
         self._scores.clear()
-        while self._inbox:
-            self._inbox.popleft()()
+        # Invariant: first the failure, then the inbox. Whoever posts looks at them in the reverse order, so that one of the two
+        # sees what is posted meanwhile.
+        self.failure = error
+        self._read_inbox()
 
 
 def _prompt_scores(arrays: list[np.ndarray], num_top: int) -> PromptScores:

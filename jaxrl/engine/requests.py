@@ -5,8 +5,9 @@ Plain records and pure checks: nothing here queues, schedules or touches a devic
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,11 @@ import numpy as np
 from jaxrl.engine.slots import SampledTokens
 from jaxrl.errors import EngineError, PromptTooLongError
 from jaxrl.inference.endpoint import GenerateRequest, Generation, TokenSampling
+
+LEAST_TEMPERATURE, MOST_TEMPERATURE = 1e-5, 1e5
+"""Beyond these, logits divided by the temperature overflow float32 or are all alike."""
+BROKEN = "\ufffd"
+"""What a decoder writes for bytes that are no character, or not one yet."""
 
 
 @dataclass(slots=True)
@@ -46,7 +52,7 @@ class ScoreTicket:
     """[L] int32."""
     temperature: float
     future: Future[Any]
-    """Of an array of logprobs, or of `PromptScores`."""
+    """Of an array of logprobs, or of `PromptScores`; its holder may cancel it."""
     num_top: int | None = None
     """Alternatives per token; None if the logprobs alone were asked for."""
 
@@ -56,6 +62,15 @@ def running_future() -> Future:
     future: Future = Future()
     future.set_running_or_notify_cancel()
     return future
+
+
+def settle(future: Future, outcome: Any) -> None:
+    """Give a future its result, or its exception; one that is settled already, or that its holder has cancelled, is left alone."""
+    with contextlib.suppress(InvalidStateError):
+        if isinstance(outcome, Exception):
+            future.set_exception(outcome)
+        else:
+            future.set_result(outcome)
 
 
 def why_not_generate(
@@ -111,9 +126,17 @@ def _bad_ids(token_ids: np.ndarray, vocab_size: int) -> str | None:
 
 
 def _bad_settings(sampling: TokenSampling) -> str | None:
+    is_temperature = sampling.temperature == 0 or LEAST_TEMPERATURE <= sampling.temperature <= MOST_TEMPERATURE
+    stops = {
+        "not be empty": all(sampling.stop),
+        f"hold no {BROKEN!r}, which stands for bytes that are no text": not any(BROKEN in stop for stop in sampling.stop),
+    }
+    for expected, is_right in stops.items():
+        if not is_right:
+            return f"`stop` strings must {expected}, got {sampling.stop!r:.200}"
     ranges = {
         "max_tokens": (sampling.max_tokens >= 1, ">= 1"),
-        "temperature": (np.isfinite(sampling.temperature) and sampling.temperature >= 0, "finite and >= 0"),
+        "temperature": (is_temperature, f"0, which takes the likeliest token, or in [{LEAST_TEMPERATURE:g}, {MOST_TEMPERATURE:g}]"),
         "top_p": (0 < sampling.top_p <= 1, "in (0, 1]"),
         "top_k": (sampling.top_k >= 0, ">= 0"),
         "min_p": (0 <= sampling.min_p < 1, "in [0, 1)"),

@@ -21,7 +21,9 @@ def reverse_text(config: ReverseTextEnvConfig) -> SingleTurnEnvironment:
       >>> env.tasks()
       [{'id': '0', 'text': 'jdai', 'difficulty': 4}, {'id': '1', 'text': 'da', 'difficulty': 2}]
     """
-    return SingleTurnEnvironment(env_name(config), _specs(config), prompt, score, system_prompt=config.system_prompt, examples=config.examples)
+    return SingleTurnEnvironment(
+        env_name(config), _specs(config), prompt, score, system_prompt=config.system_prompt, examples=config.examples
+    )
 
 
 def prompt(spec: TaskSpec) -> str:

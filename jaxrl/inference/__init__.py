@@ -1,1 +1,5 @@
-"""Talking to a policy: the endpoint protocol, the pool that routes to endpoints, and messages to token ids and back."""
+"""Talking to a model: the endpoint protocol, the pools that route to endpoints, and messages to token ids and back.
+
+`pool` is the policy's, `frozen` that of a model that is never trained. The embedded engine's client is an endpoint in `jaxrl.engine`;
+here is that of a server (`http`, `wire`, `backoff`). `hub` finds a model's files.
+"""

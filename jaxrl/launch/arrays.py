@@ -21,7 +21,8 @@ from jaxrl.devices import DeviceThread
 from jaxrl.engine.engine import Engine
 from jaxrl.errors import ConfigError
 from jaxrl.inference.rendering import Renderer
-from jaxrl.models import ModelSpec, load_pretrained
+from jaxrl.models import ModelSpec, load_pretrained, load_spec
+from jaxrl.models.mesh import check_model_fits
 from jaxrl.monitors.crash import START_UP, failing_in
 from jaxrl.trainer.checkpoint import Checkpointer
 from jaxrl.trainer.compiles import num_cache_hits, num_compiles
@@ -138,7 +139,6 @@ def _load(
         mesh=mesh,
         on_progress=lambda done, total: progress("loading", min(done / total, 0.99), 1, f"weights {done / 2**20:,.0f} MiB"),
     )
-    check_window(config.orchestrator.model.name, config.engine.max_model_len, model.spec)
     programs = build_programs(model, config.trainer, mesh, config.run.max_steps)
     orchestrator_state = None
     if checkpointer is None or start_step is None:
@@ -167,6 +167,18 @@ class _Compiling:
         logger.info("compiled %s in %.1f s", name, now_s - self._since_s)
         self._progress("compiling", before + done / total, 2, f"{name} {now_s - self._since_s:.1f} s")
         self._since_s = now_s
+
+
+def check_sizes(config: RunConfig) -> None:
+    """Refuse a run that the sizes of its model do not allow; reads its config.json and nothing else.
+
+    Raises:
+      ConfigError: the window is longer than the model's positions, or the mesh does not divide the model.
+      ModelLoadError: the model is not there, or is of a family that is not built.
+    """
+    spec = load_spec(config.orchestrator.model.name)
+    check_window(config.orchestrator.model.name, config.engine.max_model_len, spec)
+    check_model_fits(spec, config.trainer.mesh)
 
 
 def check_window(name: str, max_model_len: int, spec: ModelSpec) -> None:

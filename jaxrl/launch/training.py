@@ -31,7 +31,7 @@ from jaxrl.errors import ConfigError, ModelLoadError, RunFailedError
 from jaxrl.evals.harness import EnvEvalHarness
 from jaxrl.inference.pool import PolicyPool
 from jaxrl.inference.rendering import Renderer
-from jaxrl.launch.arrays import ArrayArm, array_arm
+from jaxrl.launch.arrays import ArrayArm, array_arm, check_sizes
 from jaxrl.launch.compile_cache import use_compile_cache
 from jaxrl.launch.side_by_side import ctrl_c, ended_by_sigterm, in_thread, side_by_side
 from jaxrl.models import build_mesh
@@ -93,6 +93,7 @@ def launch(
     run_dir = config.run_dir
     check_run_folder(run_dir, resume=resume)
     renderer, train, heldout = build_worlds(config)
+    check_sizes(config)
     refuse_many_processes()
     mesh = build_mesh(config.trainer.mesh, devices)
     checkpointer = Checkpointer(run_dir / "checkpoints", config.trainer.checkpoint.keep_last, mesh)

@@ -69,7 +69,7 @@ class LayerKV(NamedTuple):
     """[N, K, W, E]."""
 
 
-class TokenScores(NamedTuple):
+class RowScores(NamedTuple):
     """What the policy says of given tokens, each judged by those before it."""
 
     logprobs: jax.Array
@@ -218,7 +218,7 @@ def score(params: DecodeParams, token_ids_RT: jax.Array, temperatures_R: jax.Arr
 
 def score_with_top(
     params: DecodeParams, token_ids_RT: jax.Array, temperatures_R: jax.Array, wants_top: jax.Array, *, spec: ModelSpec, num_top: int
-) -> TokenScores:
+) -> RowScores:
     """Do what `score` does, and if `wants_top` also say what was likelier at each place.
 
     Args:
@@ -234,7 +234,7 @@ def score_with_top(
     """
     num_top = min(num_top, spec.vocab_size)
 
-    def look(logits_TV: jax.Array, chosen_T: jax.Array) -> TokenScores:
+    def look(logits_TV: jax.Array, chosen_T: jax.Array) -> RowScores:
         normaliser_T = jax.nn.logsumexp(logits_TV, axis=1)
 
         def alternatives() -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -244,7 +244,7 @@ def score_with_top(
 
         shape = (len(chosen_T), num_top)
         nothing = jnp.zeros(shape[:1], jnp.int32), jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32)
-        return TokenScores(chosen_T - normaliser_T, *jax.lax.cond(wants_top, alternatives, lambda: nothing))
+        return RowScores(chosen_T - normaliser_T, *jax.lax.cond(wants_top, alternatives, lambda: nothing))
 
     return _score_rows(params, token_ids_RT, temperatures_R, look, spec)
 

@@ -50,6 +50,12 @@ def test_this_machine_alone_needs_none(file: Path, host: str) -> None:
     assert load(file, "--server.host", host).server.is_local
 
 
+def test_a_key_in_place_of_its_variables_name_is_refused_without_showing_it(file: Path) -> None:
+    with pytest.raises(ConfigError, match=r"`server.api_key_var`: expected the name of an environment variable") as caught:
+        load(file, "--server.api_key_var", "sesame-0123456789")
+    assert "sesame" not in str(caught.value)
+
+
 def test_a_deadline_that_the_engine_would_never_let_come_is_refused(file: Path) -> None:
     with pytest.raises(ConfigError, match=r"`server.request_deadline_s`=900 would never be reached"):
         load(file, "--server.request_deadline_s", "900")

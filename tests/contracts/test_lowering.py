@@ -31,12 +31,12 @@ def assert_is_portable(module: str) -> None:
 def test_the_training_step_is_lowered_for_accelerators_alone_and_partitioned(mesh: MeshConfig, platform: str) -> None:
     # What an accelerator runs: bfloat16 on float32 masters, activations computed twice.
     programs = make_programs(make_config(mesh=mesh, compute_dtype="bfloat16", remat="layer"), 100, UNTIED)
-    for name, num_donated in (("grad_step", programs.abstract_accumulator), ("apply", programs.abstract_state)):
+    for name, given_away in (("grad_step", programs.abstract_accumulator), ("apply", programs.abstract_state)):
         module = programs.lower(name, platform).as_text()
         assert_is_portable(module)
         assert f"mhlo.num_partitions = {mesh.num_devices} : i32" in module
         donated = re.findall(r"tf.aliasing_output|jax.buffer_donor", module)
-        assert len(donated) == len(jax.tree.leaves(num_donated)), "a buffer that is not donated is held twice"
+        assert len(donated) == len(jax.tree.leaves(given_away)), "a buffer that is not donated is held twice"
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
