@@ -5,10 +5,11 @@ import socket
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Tests compile much and compute little: LLVM's costly passes take more time than they save. XLA's own passes stay as they are.
-TEST_FLAGS = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=1"
-os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {TEST_FLAGS}".strip()
+os.environ["XLA_FLAGS"] = (
+    f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8 --xla_backend_optimization_level=1".strip()
+)
 os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
-# No test reads programs that another one compiled, or leaves any behind; a test of the compile cache runs a process of its own.
+# No test reads programs that another one compiled, or leaves any behind; the tests of the compile cache switch it on for themselves.
 os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

@@ -71,6 +71,11 @@ class RunConfig(Section):
         level = self.orchestrator.max_async_level
         return 0 if level is None else level
 
+    @property
+    def num_policy_versions(self) -> int:
+        """Policy versions kept in memory: the one being served, and those that the trainer may publish before it is replaced."""
+        return max(2, 1 + self.async_level)
+
     @model_validator(mode="before")
     @classmethod
     def _is_one_run(cls, table: Any) -> Any:

@@ -29,8 +29,8 @@ def check_memory(exam: Examination) -> Finding:
     training = sum(leaf.dtype.itemsize * _shard_size(leaf) for leaf in jax.tree.leaves(state)) + gradients
     version = spec.num_params * jax.numpy.dtype(engine.dtype).itemsize
     cache = cache_bytes(spec, engine.num_slots, engine.max_model_len, engine.dtype)
-    # The one being served, and one for each step that the trainer may finish before the next is loaded.
-    num_versions = 2 + config.async_level
+    # A new one is whole before the oldest is forgotten.
+    num_versions = config.num_policy_versions + 1
     needed = training + num_versions * version + cache
     counted = f"training {_mib(training)} + {num_versions} policy versions of {_mib(version)} + key-value cache {_mib(cache)}"
     device = jax.devices()[0]

@@ -127,13 +127,7 @@ def _bad_ids(token_ids: np.ndarray, vocab_size: int) -> str | None:
 
 def _bad_settings(sampling: TokenSampling) -> str | None:
     is_temperature = sampling.temperature == 0 or LEAST_TEMPERATURE <= sampling.temperature <= MOST_TEMPERATURE
-    stops = {
-        "not be empty": all(sampling.stop),
-        f"hold no {BROKEN!r}, which stands for bytes that are no text": not any(BROKEN in stop for stop in sampling.stop),
-    }
-    for expected, is_right in stops.items():
-        if not is_right:
-            return f"`stop` strings must {expected}, got {sampling.stop!r:.200}"
+    are_stops = all(stop and BROKEN not in stop for stop in sampling.stop)
     ranges = {
         "max_tokens": (sampling.max_tokens >= 1, ">= 1"),
         "temperature": (is_temperature, f"0, which takes the likeliest token, or in [{LEAST_TEMPERATURE:g}, {MOST_TEMPERATURE:g}]"),
@@ -141,8 +135,9 @@ def _bad_settings(sampling: TokenSampling) -> str | None:
         "top_k": (sampling.top_k >= 0, ">= 0"),
         "min_p": (0 <= sampling.min_p < 1, "in [0, 1)"),
         "seed": (0 <= sampling.seed < 2**63, "in [0, 2^63)"),
+        "stop": (are_stops, "strings that are not empty and hold no U+FFFD, which stands for bytes that are no text"),
     }
     for name, (is_right, expected) in ranges.items():
         if not is_right:
-            return f"`{name}` must be {expected}, got {getattr(sampling, name)!r}"
+            return f"`{name}` must be {expected}, got {getattr(sampling, name)!r:.200}"
     return None

@@ -60,9 +60,13 @@ def resolve_model_directory(name: str | os.PathLike[str], files: Literal["config
       >>> resolve_model_directory("tests/golden/tokenizer", "tokenizer").name
       'tokenizer'
     """
-    path = Path(name).expanduser()
-    if path.exists():
-        return path
+    path = Path(name)
+    try:
+        path = path.expanduser()
+        if path.exists():
+            return path
+    except (OSError, RuntimeError):  # longer than any name of a file can be; `~` of a user that is not here
+        pass
     hub_name = _HUB_NAME.fullmatch(os.fspath(name))
     if hub_name is None or Path(path.parts[0]).is_dir():
         raise ModelLoadError(

@@ -189,8 +189,6 @@ class Renderer:
         return self._backend.decode([int(token) for token in token_ids], skip_special_tokens=False)
 
     def _render(self, messages: Sequence[dict[str, Any]], *, add_generation_prompt: bool) -> str:
-        from jinja2 import TemplateError  # the template engine is loaded with the tokenizer, not with this module
-
         try:
             return str(
                 self._tokenizer.apply_chat_template(
@@ -200,7 +198,7 @@ class Renderer:
                     add_generation_prompt=add_generation_prompt,
                 )
             )
-        except (TemplateError, TypeError) as error:  # a template that joins text with what is no text raises the latter
+        except Exception as error:  # a template is a program of whoever made the model: it may raise anything
             roles = [message["role"] for message in messages]
             raise EnvError(f"the chat template refused messages with the roles {roles}: {error}") from error
 
@@ -267,10 +265,10 @@ def _is_of_concern(record: logging.LogRecord) -> bool:
 
 
 def _eos_ids(path: Path, tokenizer: PreTrainedTokenizerFast) -> set[int]:
-    """Return the eos ids that generation_config.json and the tokenizer name, where they do."""
+    """Return the eos ids that generation_config.json and the tokenizer name, where they do; what can be no id is left out."""
     eos = _read_json(path / "generation_config.json").get("eos_token_id")
     named = [*eos] if isinstance(eos, list) else [eos]
-    return {token_id for token_id in (*named, tokenizer.eos_token_id) if isinstance(token_id, int)}
+    return {token_id for token_id in (*named, tokenizer.eos_token_id) if type(token_id) is int and 0 <= token_id < 2**31}
 
 
 def _check_vocabulary(path: Path, tokenizer: PreTrainedTokenizerFast) -> None:

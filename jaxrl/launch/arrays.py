@@ -111,12 +111,10 @@ def _build_array_arm(
         programs, state, orchestrator_state = _load(config, mesh, progress, checkpointer, start_step)
     loaded_s = time.monotonic()
     version = start_step or 0
-    # While an evaluation holds the served version, the trainer may publish one more for each step that it may be behind.
-    num_versions = max(2, 1 + config.async_level)
     model = programs.model
     with failing_in(f"{START_UP}: compiling"):
         compiling = _Compiling(progress)
-        store = WeightStore(model.spec, config.engine.dtype, num_versions=num_versions, device=mesh.devices.flat[0])
+        store = WeightStore(model.spec, config.engine.dtype, num_versions=config.num_policy_versions, device=mesh.devices.flat[0])
         store.publish(version, state.params)
         programs.compile(functools.partial(compiling.done, 0))
         engine = Engine(model.spec, store.get(version), config.engine, version=version, decode_text=renderer.decode)

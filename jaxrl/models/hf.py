@@ -12,7 +12,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +36,10 @@ _TOKEN_ID_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id")
 _DTYPE_NAMES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 """Floating-point dtypes under the names that safetensors files give them."""
 _HEAD_PATH, _EMBED_PATH = "lm_head/weight", "embed/weight"
+_DERIVED = ".rotary_emb.inv_freq"
+"""End of the names under which older checkpoints hold what follows from `rope_theta`; it is computed, not read."""
+_MAX_LISTED = 8
+"""Tensors that an error names; a config.json of another model makes all of them wrong."""
 
 
 def load_spec(path: str | os.PathLike[str]) -> ModelSpec:
@@ -122,13 +126,14 @@ def save_pretrained(
     Raises:
       ModelLoadError: `directory` is in use, or `tokenizer_dir` holds no tokenizer.
     """
-    target = Path(directory).absolute()
+    target = Path(directory).resolve()
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
         raise ModelLoadError(
             f"`{target}` exists and is not an empty directory, so no model was written there. Choose a new name or remove it first."
         )
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f".{target.name}.partial-{os.getpid()}")
+    shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed and had this number
     partial.mkdir()
     try:
         config = model.spec.to_hf(dtype)
@@ -267,7 +272,7 @@ def _weight_files(directory: Path) -> list[Path]:
     if not (directory / INDEX_FILE).is_file():
         raise ModelLoadError(
             f"`{directory}` has neither {WEIGHTS_FILE} nor {INDEX_FILE}; it holds "
-            f"{', '.join(sorted(file.name for file in directory.iterdir()))}. Only safetensors are read: save other formats "
+            f"{', '.join(sorted(_described(file) for file in directory.iterdir()))}. Only safetensors are read: save other formats "
             "as safetensors first (transformers' `save_pretrained` does)."
         )
     weight_map = _read_json(directory / INDEX_FILE).get("weight_map")
@@ -285,18 +290,29 @@ def _weight_files(directory: Path) -> list[Path]:
     return files
 
 
+def _described(file: Path) -> str:
+    return file.name if file.exists() else f"{file.name} (a link to nothing)"
+
+
+def _listed(items: Sequence[str], separator: str = ", ") -> str:
+    """Join the first few, and say how many more there are."""
+    rest = f"{separator}and {len(items) - _MAX_LISTED} more" if len(items) > _MAX_LISTED else ""
+    return separator.join(items[:_MAX_LISTED]) + rest
+
+
 def _check_tensors(spec: ModelSpec, leaves: dict[str, _Leaf], weights: _Weights, directory: Path) -> None:
     """Refuse a checkpoint whose tensors are not exactly those of the model."""
     head = _rule(spec, _HEAD_PATH).hf
     owners = {name: leaf for leaf in leaves.values() for name in leaf.hf_names}
     missing = sorted(owners.keys() - weights.slices.keys())
-    unknown = sorted(weights.slices.keys() - owners.keys() - ({head} if spec.is_tied else set()))
+    unread = {head} if spec.is_tied else set()
+    unknown = sorted(name for name in weights.slices.keys() - owners.keys() - unread if not name.endswith(_DERIVED))
     if missing or unknown:
         problems = []
         if missing:
-            problems.append(f"missing from the files: {', '.join(missing)}")
+            problems.append(f"missing from the files: {_listed(missing)}")
         if unknown:
-            problems.append(f"in the files but not part of the model: {', '.join(unknown)}")
+            problems.append(f"in the files but not part of the model: {_listed(unknown)}")
         raise ModelLoadError(
             f"The tensors in `{directory}` are not those of the {spec.family!r} model with {spec.num_layers} layers that its "
             f"{CONFIG_FILE} describes (`tie_word_embeddings`={spec.is_tied}); {'; '.join(problems)}. Get a {CONFIG_FILE} and "
@@ -309,13 +325,13 @@ def _check_tensors(spec: ModelSpec, leaves: dict[str, _Leaf], weights: _Weights,
     ]
     if wrong_shapes:
         raise ModelLoadError(
-            f"Tensors in `{directory}` do not have the shapes that its {CONFIG_FILE} describes: {'; '.join(wrong_shapes)}. Get a "
+            f"Tensors in `{directory}` do not have the shapes that its {CONFIG_FILE} describes: {_listed(wrong_shapes, '; ')}. Get a "
             f"{CONFIG_FILE} and weights that belong together."
         )
     wrong_dtypes = [f"{name} is {weights.dtype(name)}" for name in owners if weights.dtype(name) not in _DTYPE_NAMES.values()]
     if wrong_dtypes:
         raise ModelLoadError(
-            f"Tensors in `{directory}` are not floating point of 16 bits or more: {', '.join(wrong_dtypes)}. Quantised weights are "
+            f"Tensors in `{directory}` are not floating point of 16 bits or more: {_listed(wrong_dtypes)}. Quantised weights are "
             "not read; choose an unquantised checkpoint."
         )
     if spec.is_tied and head in weights.slices:

@@ -7,6 +7,7 @@ about without a device.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -109,7 +110,7 @@ class ModelSpec:
                 f"`model_type` {config.get('model_type')!r} is a vision-language model (config.json has `vision_config`), and only text is "
                 f"trained here; choose a text model of the families {', '.join(map(repr, FAMILIES))}."
             )
-        family = FAMILIES.get(config.get("model_type", ""))
+        family = FAMILIES.get(str(config.get("model_type")))
         if family is None:
             raise ModelLoadError(
                 f"`model_type` of config.json is {config.get('model_type')!r}; the families that can be loaded are "
@@ -123,10 +124,10 @@ class ModelSpec:
         spec = cls(
             family=family.name,
             **{field: _size(values, key) for field, key in _SIZES.items()},
-            rope_theta=float((config.get("rope_parameters") or {}).get("rope_theta", values["rope_theta"])),
+            rope_theta=_positive({**values, **(config.get("rope_parameters") or {})}, "rope_theta"),
             rope_scaling=_rope_scaling(config),
-            rms_norm_eps=float(values["rms_norm_eps"]),
-            is_tied=bool(values["tie_word_embeddings"]),
+            rms_norm_eps=_positive(values, "rms_norm_eps"),
+            is_tied=_flag(values, "tie_word_embeddings"),
             has_qk_norm=family.has_qk_norm,
             has_attention_bias=family.has_attention_bias,
         )
@@ -223,6 +224,24 @@ def _size(values: Mapping[str, Any], key: str) -> int:
     return value
 
 
+def _positive(values: Mapping[str, Any], key: str) -> float:
+    value = values[key]
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
+        raise ModelLoadError(
+            f"`{key}` is {value!r} in config.json; a positive number was expected. Get the file again from where the weights came from."
+        )
+    return float(value)
+
+
+def _flag(values: Mapping[str, Any], key: str) -> bool:
+    value = values[key]
+    if not isinstance(value, bool):
+        raise ModelLoadError(
+            f"`{key}` is {value!r} in config.json; true or false was expected. Get the file again from where the weights came from."
+        )
+    return value
+
+
 def _check_fixed(config: Mapping[str, Any], family: Family) -> None:
     """Refuse keys that ask for another network than the one that is built."""
     unsupported = [
@@ -232,14 +251,19 @@ def _check_fixed(config: Mapping[str, Any], family: Family) -> None:
     ]
     for key in _ROPE_KEYS:
         rope = config.get(key) or {}
+        if not isinstance(rope, Mapping):
+            raise ModelLoadError(
+                f"`{key}` is {rope!r} in config.json; an object was expected. Get the file again from where the weights came from."
+            )
         if _rope_type(rope) not in ("default", "llama3"):
             unsupported.append(f"rotary embedding of type {_rope_type(rope)!r} in `{key}` (only 'default' and 'llama3' are built)")
         if any(isinstance(value, Mapping) for value in rope.values()):
             unsupported.append(f"`{key}` with settings of their own for {', '.join(map(repr, rope))} (one for all layers is built)")
         if (rotated := rope.get("partial_rotary_factor", config.get("partial_rotary_factor"))) not in (None, 1):
             unsupported.append(f"`partial_rotary_factor`={rotated!r} (only whole heads are rotated)")
-    if any(kind != "full_attention" for kind in config.get("layer_types") or ()):
-        unsupported.append(f"`layer_types`={config['layer_types']!r} (only 'full_attention' is built)")
+    kinds = config.get("layer_types") or []
+    if not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds):
+        unsupported.append(f"`layer_types`={kinds!r} (only 'full_attention' is built)")
     if config.get("quantization_config"):
         unsupported.append("`quantization_config` (only unquantised weights are read)")
     if unsupported:

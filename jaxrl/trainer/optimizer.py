@@ -116,8 +116,9 @@ def decay_mask(params: Params) -> dict[str, Any]:
 def build_optimizer(config: OptimizerConfig) -> optax.GradientTransformationExtraArgs:
     """Build AdamW with clipping, without the learning rate.
 
-    Gradients are scaled down to a global norm of `max_grad_norm`; `update` returns `m / (sqrt(v) + eps) + weight_decay
-    * p` (bias-corrected moments, decay on matrices only). The new parameters are `p - lr * update`.
+    Gradients, whose global norm `update` takes as `grad_norm`, are scaled down to a norm of `max_grad_norm`; it returns
+    `m / (sqrt(v) + eps) + weight_decay * p` (bias-corrected moments, decay on matrices only). The new parameters are
+    `p - lr * update`.
 
     Args:
       config: clipping, moments and weight decay.
@@ -148,11 +149,10 @@ def _clip(max_norm: float) -> optax.GradientTransformationExtraArgs:
         return optax.EmptyState()
 
     def update(
-        updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None, **extra: Any
+        updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None, *, grad_norm: jax.Array, **_: Any
     ) -> tuple[optax.Updates, optax.OptState]:
         del params
-        norm = extra["grad_norm"] if "grad_norm" in extra else optax.tree.norm(updates)
-        scale = jnp.where(norm < max_norm, 1.0, max_norm / norm)
+        scale = jnp.where(grad_norm < max_norm, 1.0, max_norm / grad_norm)
         return jax.tree.map(lambda leaf: leaf * scale.astype(leaf.dtype), updates), state
 
     return optax.GradientTransformationExtraArgs(init, update)

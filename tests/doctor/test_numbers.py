@@ -54,7 +54,7 @@ def test_checks_that_play_are_good_on_a_sound_run_and_one_changed_weight_is_foun
         arm.engine.load(arm.store.get(1), version=1)
         broken, unknown = check_parity(exam), check_logprobs(exam)
     # 656,448 parameters: 16 bytes each to train and 4 for each version; 32 slots of 64 columns, 3 layers of 2 heads of 32, keys and values.
-    counted = "training 10.0 MiB + 2 policy versions of 2.5 MiB + key-value cache 3.0 MiB + activations and logits of a step"
+    counted = "training 10.0 MiB + 3 policy versions of 2.5 MiB + key-value cache 3.0 MiB + activations and logits of a step"
     assert memory.is_good and memory.text.startswith(f"{counted} {temporary / 2**20:,.1f} MiB")
     assert temporary > 384 * 512 * 4  # a chunk of logits at least
     assert parity.level is Level.GOOD, parity.text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from functools import partial
 
 import jax
@@ -281,6 +282,10 @@ def test_a_prompt_that_fills_the_window_is_refused_with_the_numbers_and_the_fix(
         ([-1], {}, r"\[0, 61\)"),
         ([3], {"max_tokens": 0}, "max_tokens"),
         ([3], {"temperature": -0.1}, "temperature"),
+        ([3], {"temperature": 2e-38}, "temperature"),
+        ([3], {"temperature": 1e39}, "temperature"),
+        ([3], {"stop": ("a", "")}, "stop"),
+        ([3], {"stop": ("a\ufffd",)}, "stop"),
         ([3], {"top_p": 0.0}, "top_p"),
         ([3], {"min_p": 1.0}, "min_p"),
         ([3], {"top_k": -1}, "top_k"),
@@ -288,7 +293,7 @@ def test_a_prompt_that_fills_the_window_is_refused_with_the_numbers_and_the_fix(
     ],
 )
 def test_senseless_requests_are_refused_by_name(prompt: list[int], settings: dict, message: str) -> None:
-    engine = make_engine()
+    engine = make_engine(decode_text=str)
     with pytest.raises(EngineError, match=message):
         engine.submit(make_request(prompt=prompt, **settings)).result(timeout=0)
     assert not engine.has_work()
@@ -485,6 +490,39 @@ def test_an_exception_in_a_tick_reaches_every_waiter_and_later_requests() -> Non
     for future in (*futures, *late):
         with pytest.raises(EngineError, match="no such id"):
             future.result(timeout=0)
+
+
+def test_what_is_asked_in_the_instant_of_the_failure_is_answered_though_no_tick_follows() -> None:
+    """The clock is read between the look at the engine's state and the inbox; there the last tick fits in."""
+    moments: list[Callable[[], object]] = []
+
+    def clock() -> float:
+        if moments:
+            with pytest.raises(RuntimeError, match="no such id"):
+                moments.pop()()
+        return 0.0
+
+    def explode(ids: list[int]) -> str:
+        raise RuntimeError("no such id")
+
+    engine = make_engine(num_slots=1, decode_text=explode, clock=clock)
+    first = engine.submit(make_request(max_tokens=1, stop=("x",)))
+    moments.append(partial(finish, engine))
+    late = engine.submit(make_request("late"))
+    for future in (first, late, engine.load(decode_params(), version=1)):
+        with pytest.raises(EngineError, match="no such id"):
+            future.result(timeout=0)
+    engine.cancel("late")
+    assert not engine.has_work()
+
+
+def test_a_cancelled_score_is_not_computed() -> None:
+    engine = make_engine()
+    futures = [engine.score(np.arange(3)) for _ in range(3)]
+    assert futures[0].cancel() and futures[2].cancel()
+    finish(engine)
+    assert len(futures[1].result(timeout=0)) == 3
+    assert engine.stats()["scored_tokens"] == 3
 
 
 def test_nothing_compiles_after_warm_up() -> None:

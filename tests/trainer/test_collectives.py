@@ -8,7 +8,7 @@ import pytest
 
 from jaxrl.config.trainer import MeshConfig
 from tests.trainer.hlo import collectives
-from tests.trainer.test_meshes import programs_of
+from tests.trainer.mesh_runs import programs_of
 from tests.trainer.tiny import MESHES, UNTIED, make_config, make_programs
 
 # Elements of the tiny model's arrays: V 64, D 32, F 64, queries 32 wide, keys and values 16, heads of 8. Layers are a scan, so

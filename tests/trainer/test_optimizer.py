@@ -79,7 +79,7 @@ def test_the_first_update_is_the_sign_of_the_clipped_gradient_plus_decay():
     optimizer = build_optimizer(config)
     params = {"kernel": jnp.array([[2.0, -4.0]]), "layers": {"scale": jnp.ones((2, 1))}}
     grads = {"kernel": jnp.array([[3.0, -4.0]]), "layers": {"scale": jnp.zeros((2, 1))}}
-    direction, _ = optimizer.update(grads, optimizer.init(params), params)
+    direction, _ = optimizer.update(grads, optimizer.init(params), params, grad_norm=jnp.float32(5.0))
     # Norm 5 is scaled to 0.5; bias-corrected Adam's first step is g / (|g| + eps); only the matrix decays, by 0.1 * p.
     clipped = np.array([[0.3, -0.4]])
     np.testing.assert_allclose(

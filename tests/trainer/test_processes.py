@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.trainer.test_meshes import assert_states_close, run_on
+from tests.trainer.mesh_runs import assert_states_close, run_on
 
 ROOT = Path(__file__).parents[2]
 
@@ -28,7 +28,7 @@ jax.distributed.initialize(f"127.0.0.1:{port}", 2, process, initialization_timeo
 assert (jax.process_count(), jax.local_device_count(), jax.device_count()) == (2, 4, 8)
 from jax.experimental import multihost_utils
 from jaxrl.config.trainer import MeshConfig
-from tests.trainer.test_meshes import step_on
+from tests.trainer.mesh_runs import step_on
 from tests.trainer.tiny import UNTIED, make_config, make_programs, make_state
 
 fetch = functools.partial(multihost_utils.process_allgather, tiled=True)

@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence, Set
 from typing import NamedTuple
 
+from jaxrl.engine.requests import BROKEN
 from jaxrl.inference.endpoint import FinishReason
-
-BROKEN = "\ufffd"
-"""What a decoder writes for bytes that are no character, or not one yet."""
 
 DecodeText = Callable[[Sequence[int]], str]
 
