@@ -55,6 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # JAX is imported only now, so that a wrong configuration fails before any device is touched.
     from jaxrl.launch import launch
     from jaxrl.monitors import crash
+    from jaxrl.monitors.terminal import LastingConsole
 
     try:
         outcome = launch(config, resume=command.flags.resume is not None)
@@ -63,19 +64,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_USAGE
     except Exception as error:
         report = crash.report_of(error)
-        if report is not None:
-            crash.show(report, errors)
-        elif isinstance(error, JaxrlError):
-            errors.print(f"The run failed: {error}", style="red", markup=False, soft_wrap=True)
-        if not isinstance(error, JaxrlError):
+        if report is None and not isinstance(error, JaxrlError):
             raise
+        if report is None:
+            errors.print(f"The run failed: {error}", style="red", markup=False, soft_wrap=True)
+            return EXIT_FAILED
+        if not isinstance(error, JaxrlError):
+            # The report's own traceback: Python's would show the secrets that the report leaves out.
+            errors.print("\n".join(report["traceback"]), markup=False, soft_wrap=True)
+        crash.show(report, errors)
         return EXIT_FAILED
     except KeyboardInterrupt:  # training itself ends in order on Ctrl-C and raises nothing
         errors.print("Interrupted outside of training; no step was lost.", style="red")
         return EXIT_INTERRUPTED
     curve = outcome.run_dir / "reward_curve.png"
     parts = [f"run folder: {outcome.run_dir}", *([f"curve: {curve}"] if curve.is_file() else [])]
-    Console(highlight=False).print("  ".join(parts), markup=False, soft_wrap=True)
+    LastingConsole(highlight=False).print("  ".join(parts), markup=False, soft_wrap=True)
     return EXIT_OK
 
 

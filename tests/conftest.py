@@ -3,11 +3,10 @@
 import os
 import socket
 
+from tests.flags import EIGHT_DEVICES, FAST_COMPILATION
+
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# Tests compile much and compute little: LLVM's costly passes take more time than they save. XLA's own passes stay as they are.
-os.environ["XLA_FLAGS"] = (
-    f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8 --xla_backend_optimization_level=1".strip()
-)
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {EIGHT_DEVICES} {FAST_COMPILATION}".strip()
 os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
 # No test reads programs that another one compiled, or leaves any behind; the tests of the compile cache switch it on for themselves.
 os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"

@@ -16,8 +16,9 @@ from jaxrl.config.base import Section
 
 _SECRET_NAME = re.compile(r"(api_?key|secret|passwd|password|token|credentials?|private_?key|access_?key|authorization)$", re.IGNORECASE)
 _SECRET_VALUE = re.compile(
-    r"\b(?:sk-[\w-]{16,}|hf_[A-Za-z0-9]{16,}|gh[pousr]_\w{20,}|xox[abp]-[\w-]{10,}|AKIA[0-9A-Z]{16})"
-    r"|(?i:bearer)\s+\S{8,}|(?<=://)[^/\s:@]+:[^/\s@]+(?=@)"
+    r"\b(?:sk-[\w-]{16,}|hf_[A-Za-z0-9]{16,}|gh[pousr]_\w{20,}|xox[abp]-[\w-]{10,}|AKIA[0-9A-Z]{16}"
+    r"|AIza[\w-]{30,}|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]+)"
+    r"|(?i:bearer)\s+\S{8,}|(?<=://)[^/\s:@]*:[^/\s]+(?=@)"
 )
 
 

@@ -13,6 +13,9 @@ from pydantic import Field, model_validator
 from jaxrl.config.algorithm import AlgorithmConfig
 from jaxrl.config.base import Section
 
+LEAST_TEMPERATURE = 1e-5
+"""The engine refuses any below it but 0."""
+
 
 class SamplingConfig(Section):
     """How tokens are sampled."""
@@ -35,6 +38,15 @@ class SamplingConfig(Section):
     def is_truncated(self) -> bool:
         """True if the distribution is cut, so that its logprobs are of another distribution than the trainer's."""
         return self.top_p < 1.0 or self.top_k > 0 or self.min_p > 0.0
+
+    @model_validator(mode="after")
+    def _temperature_is_no_near_zero(self) -> SamplingConfig:
+        if 0 < self.temperature < LEAST_TEMPERATURE:
+            raise ValueError(
+                f"`temperature`={self.temperature:g} is so low that logits divided by it overflow; use 0 for the likeliest token, or at "
+                f"least {LEAST_TEMPERATURE:g}"
+            )
+        return self
 
     @model_validator(mode="after")
     def _stop_strings_are_not_empty(self) -> SamplingConfig:

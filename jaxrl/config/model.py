@@ -88,7 +88,7 @@ def _base_url(url: str) -> str:
     parts = urlsplit(url)
     if parts.username is not None or parts.password is not None:
         raise ValueError("a base URL must not carry a user or password; put the key into a variable and name it in `api_key_var`")
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:  # above 65535, `port` itself raises
         raise ValueError(f"expected an address such as http://127.0.0.1:8000/v1, got {url!r}")
     if parts.query or parts.fragment:
         raise ValueError("a base URL has no query and no fragment; a key belongs into a variable that `api_key_var` names")

@@ -67,6 +67,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 finding = CHECKS[name](exam)
             except JaxrlError as error:
                 finding = bad(str(error))
+            except Exception as error:  # what a check cannot stand is told as well, and the others still run
+                finding = bad(f"the check itself failed with {type(error).__name__}: {error}")
             is_good &= finding.is_good
             out.print(f"{finding.level:4} {name:10}", style=_STYLES[finding.level], end="")
             out.print(finding.text, markup=False, soft_wrap=True)

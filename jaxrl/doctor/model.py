@@ -22,6 +22,10 @@ def check_model(exam: Examination) -> Finding:
     model, params = load_pretrained(exam.model_name, param_dtype=dtype)
     num_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
     spec = model.spec
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    broken = [jax.tree_util.keystr(path, simple=True, separator="/") for path, leaf in leaves if not jax.numpy.isfinite(leaf).all()]
+    if broken:
+        return bad(f"not every number of {', '.join(broken)} is finite: the files are of a model that broke in training, or are damaged")
     return good(
         f"{spec.family}, {spec.num_params:,} parameters, {spec.num_layers} layers, vocabulary {spec.vocab_size}, "
         f"{num_bytes / 2**20:.1f} MiB in {dtype}"
@@ -63,8 +67,10 @@ def _files_of(directory: Path, names: set[str]) -> dict[str, Path]:
     """Return which safetensors file holds each of the tensors that are there. Damaged files are `check_model`'s matter."""
     from safetensors import SafetensorError, safe_open
 
+    from jaxrl.models.hf import weight_files
+
     found: dict[str, Path] = {}
-    for file in sorted(directory.glob("*.safetensors")):
+    for file in weight_files(directory):
         try:
             with safe_open(file, framework="np") as handle:
                 found |= dict.fromkeys(names & set(handle.keys()), file)

@@ -48,7 +48,7 @@ def check_parity(exam: Examination) -> Finding:
     limit = MAX_MISMATCH_KL[precision(exam)]
     largest = float(np.abs(differences).max())
     text = f"mismatch KL {kl:.1e} (limit {limit:.0e}), largest difference {largest:.1e} over {len(differences)} sampled tokens"
-    if kl > limit:
+    if not kl <= limit:  # a NaN too
         return bad(f"{text}: engine and trainer disagree; compare `inference.dtype` with `trainer.compute_dtype`")
     return good(text)
 
@@ -75,7 +75,7 @@ def judge_logprobs(sampled: dict[float, Sampled], limit: float) -> Finding:
         if float(np.abs(tokens.trainer - tokens.raw).mean()) > 2 * limit:
             is_told_apart = True
             texts[-1] += f" ({errors['raw']:.0e} from those before temperature)"
-        if errors["trainer"] > limit:
+        if not errors["trainer"] <= limit:
             kinds.add("raw" if errors["raw"] <= limit else "unknown")
     text = ", ".join(texts)
     if "unknown" in kinds:

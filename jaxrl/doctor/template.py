@@ -45,7 +45,11 @@ def check_template(exam: Examination) -> Finding:
             "it writes today's date, which jaxrl holds at 01 Jan 2025 so that a run can be repeated; servers that render chats write the "
             "real one"
         )
-    thinks = _first_difference(exam, [], THOUGHT) if kinds else ""
+    try:
+        thinks = _first_difference(exam, [], THOUGHT) if kinds else ""
+    except EnvError as error:
+        thinks = ""
+        remarks.append(f"it refuses replies that hold a <think> block: {error}")
     text = f"sha256 {hashlib.sha256(source.encode()).hexdigest()[:12]}, replies begin after {asks!r}"
     if kinds:
         text += f", each turn continues the one before ({', '.join(kinds)})"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from jaxrl.doctor.examination import Examination
 from jaxrl.doctor.finding import Finding, verdict
@@ -35,16 +36,16 @@ def check_tokenizer(exam: Examination) -> Finding:
                 "with it, add `{{ bos_token }}` at the start of the template"
             )
 
-    named = {"generation_config.json": _generation_eos(exam.directory), "the tokenizer": set() if eos_id is None else {eos_id}}
-    named["the template"] = set(renderer.stop_ids) - named["generation_config.json"] - named["the tokenizer"]
+    named = {"generation_config.json": _generation_eos(exam.directory), "the tokenizer": [] if eos_id is None else [eos_id]}
+    named["the template"] = sorted(set(renderer.stop_ids).difference(*named.values()))
     ends = [f"{renderer.decode([stop])!r} ({stop})" for stop in renderer.stop_ids]
     for source, ids in named.items():
-        beyond = sorted(stop for stop in ids if not 0 <= stop < min(num_rows, renderer.vocab_size))
+        beyond = [stop for stop in ids if type(stop) is not int or not 0 <= stop < min(num_rows, renderer.vocab_size)]
         if beyond:
             problems.append(f"{source} ends replies at {beyond}, of which the {renderer.vocab_size} ids know nothing: correct it")
     if named["the template"]:
         remarks.append(
-            f"only the template ends a turn with {sorted(named['the template'])}: servers stop at what generation_config.json and the "
+            f"only the template ends a turn with {named['the template']}: servers stop at what generation_config.json and the "
             "tokenizer say, and would write on; add it to `eos_token_id` of generation_config.json before the model is served elsewhere"
         )
     text = (
@@ -54,10 +55,10 @@ def check_tokenizer(exam: Examination) -> Finding:
     return verdict(text, problems, remarks)
 
 
-def _generation_eos(directory: Path) -> set[int]:
-    """Return the ids that end a reply for whoever reads generation_config.json."""
+def _generation_eos(directory: Path) -> list[Any]:
+    """Return what ends a reply for whoever reads generation_config.json: ids, if the file is right."""
     file = directory / "generation_config.json"
     if not file.is_file():
-        return set()
+        return []
     eos = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id")
-    return {token_id for token_id in (eos if isinstance(eos, list) else [eos]) if isinstance(token_id, int)}
+    return [token_id for token_id in (eos if isinstance(eos, list) else [eos]) if token_id is not None]

@@ -471,15 +471,16 @@ class Engine:
 
     def _fail(self, error: Exception) -> None:
         """Settle every outstanding future with an error, once and for all."""
-        for ticket in (*self._tickets.values(), *self._scores):
-            failure = EngineError(f"the engine failed: {error!r}")
-            failure.__cause__ = error
-            settle(ticket.future, failure)
+        outstanding = [ticket.future for ticket in (*self._tickets.values(), *self._scores)]
         self._tickets.clear()
         self._scores.clear()
-        # Invariant: first the failure, then the inbox. Whoever posts looks at them in the reverse order, so that one of the two
-        # sees what is posted meanwhile.
+        # Invariant: the failure comes before the last look at the inbox. Whoever posts looks at them in the reverse order, so one
+        # of the two sees what is posted meanwhile.
         self.failure = error
+        for future in outstanding:
+            failure = EngineError(f"the engine failed: {error!r}")
+            failure.__cause__ = error
+            settle(future, failure)
         self._read_inbox()
 
 

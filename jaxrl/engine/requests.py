@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from jaxrl.config.env import LEAST_TEMPERATURE
 from jaxrl.engine.slots import SampledTokens
 from jaxrl.errors import EngineError, PromptTooLongError
 from jaxrl.inference.endpoint import GenerateRequest, Generation, TokenSampling
 
-LEAST_TEMPERATURE, MOST_TEMPERATURE = 1e-5, 1e5
-"""Beyond these, logits divided by the temperature overflow float32 or are all alike."""
+MOST_TEMPERATURE = 1e5
+"""Beyond this one and `LEAST_TEMPERATURE`, logits divided by the temperature overflow float32 or are all alike."""
 BROKEN = "\ufffd"
 """What a decoder writes for bytes that are no character, or not one yet."""
 
@@ -106,8 +107,8 @@ def why_not_score(
     """Return why a sequence cannot be scored, or None; the arguments are those of `Engine.score` and `why_not_generate`."""
     if token_ids.ndim != 1 or not 1 <= len(token_ids) <= window:
         return EngineError(f"`score` takes one sequence of 1 to {window} tokens (`inference.max_model_len`), got shape {token_ids.shape}")
-    if not (np.isfinite(temperature) and temperature > 0):
-        return EngineError(f"`score` needs a finite temperature above 0, got {temperature!r}")
+    if not LEAST_TEMPERATURE <= temperature <= MOST_TEMPERATURE:
+        return EngineError(f"`score` needs a temperature in [{LEAST_TEMPERATURE:g}, {MOST_TEMPERATURE:g}], got {temperature!r}")
     reason = _bad_ids(token_ids, vocab_size) or _bad_num_top(num_top, max_logprobs)
     return None if reason is None else EngineError(f"`score`: {reason}")
 

@@ -253,7 +253,7 @@ def connect_frozen_pool(config: FrozenModelConfig, environ: Mapping[str, str]) -
       environ: where the key is looked up, such as `os.environ`.
 
     Raises:
-      ConfigError: the variable that holds the key is not set.
+      ConfigError: the variable that holds the key is not set, or its key cannot be sent.
     """
     key = api_key(config.api_key_var, environ)
     endpoints = {

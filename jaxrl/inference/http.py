@@ -31,6 +31,8 @@ from jaxrl.inference.endpoint import NO_VERSION, EndpointHealth, GenerateRequest
 
 CONNECT_DEADLINE_S = 10.0
 PROBE_DEADLINE_S = 10.0
+MAX_ANSWER_BYTES = 256 * 2**20
+"""A longer answer is not read to its end: the scores of a million tokens are less."""
 T = TypeVar("T")
 
 _NO_ROUTE_STATUSES = (403, 404, 405, 501)
@@ -74,7 +76,12 @@ class HttpEndpoint:
           max_attempts: tries of one call.
           max_connections: calls on the wire at the same time; further ones wait for one to end.
           backoff: the pauses between tries.
+
+        Raises:
+          ConfigError: the key cannot be sent.
         """
+        if api_key is not None:
+            wire.check_key(api_key, f"in the environment variable {api_key_var}" if api_key_var else "that was given")
         self.base_url = base_url.rstrip("/")
         self.model = model
         self._root = self.base_url.removesuffix("/v1")
@@ -218,7 +225,7 @@ class HttpEndpoint:
         for num_tries in range(1, self._max_attempts + 1):
             asked_s = None
             try:
-                response = await self._client.post(self._root + path, json=body)
+                response = await self._send("POST", self._root + path, json=body)
             except LOST_CONNECTIONS as error:
                 failures.append(_in_words(error))
             except httpx.HTTPError as error:
@@ -234,9 +241,21 @@ class HttpEndpoint:
             await asyncio.sleep(pause_s)
         raise EndpointDownError(f"{self._where}: {what} failed {len(failures)} times, the last time with {failures[-1]}")
 
+    async def _send(self, method: str, url: str, **content: Any) -> httpx.Response:
+        """Send once, and read the answer as far as `MAX_ANSWER_BYTES`, counted after decompression."""
+        async with self._client.stream(method, url, **content) as response:
+            body = bytearray()
+            async for part in response.aiter_bytes():
+                body += part
+                if len(body) > MAX_ANSWER_BYTES:
+                    raise EngineError(f"{self._where}: {method} {url} answered with more than {MAX_ANSWER_BYTES} bytes; it is not read on")
+        # The body is decoded already, so the headers that tell how must not stay.
+        headers = {name: response.headers[name] for name in ("location", "retry-after") if name in response.headers}
+        return httpx.Response(response.status_code, headers=headers, content=bytes(body), request=response.request)
+
     async def _get(self, url: str) -> httpx.Response:
         try:
-            return await self._client.get(url)
+            return await self._send("GET", url)
         except httpx.HTTPError as error:
             raise EndpointDownError(f"{self._where} cannot be reached: {_in_words(error)}") from error
 
@@ -267,6 +286,9 @@ class HttpEndpoint:
         if status == 404:
             await self._served_model()  # raises if the reason is the model
             return EngineError(f"{where}: status 404 from {response.url.path}, though the model is served: {problem}")
+        if response.has_redirect_location:
+            target = response.headers["location"]
+            return EngineError(f"{where}: status {status}: it redirects to {target!r:.200}, and none is followed; correct `base_url`")
         if status in (400, 413, 422) and _TOO_LONG.search(problem):
             return PromptTooLongError(f"{where}: {problem}")
         return EngineError(f"{where}: status {status}: {problem}")

@@ -121,6 +121,10 @@ class Renderer:
         """Number of ids that the tokenizer knows, special tokens included."""
         return len(self._tokenizer)
 
+    def longest_token(self) -> int:
+        """Return the characters of the longest token in the vocabulary."""
+        return max(map(len, self._tokenizer.get_vocab()))
+
     def open_turn(self, prior: RenderState | None, messages: Sequence[Mapping[str, Any]]) -> RenderedTurn:
         """Render the prompt of the next reply.
 
@@ -135,9 +139,7 @@ class Renderer:
         Raises:
           EnvError: no message, a message without role or text, or a conversation that the template refuses.
         """
-        if not messages:
-            raise EnvError("`ask` got no message; pass at least one")
-        new = tuple(_text_message(message) for message in messages)
+        new = _text_messages(messages)
         history = prior.messages if prior else ()
         conversation = history + new
         text = self._render(conversation, add_generation_prompt=True)
@@ -180,9 +182,16 @@ class Renderer:
         is_stopped = len(sampled_ids) > 0 and int(sampled_ids[-1]) in self.stop_ids
         return self.decode(sampled_ids[:-1] if is_stopped else sampled_ids)
 
-    def encode(self, text: str) -> np.ndarray:
-        """Return [n] int32 ids of a bare text, with the tokens that the tokenizer puts around one (such as bos)."""
-        return np.asarray(self._backend.encode(text, add_special_tokens=True).ids, np.int32)
+    def prompt_text(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """Return the text of `open_turn(None, messages)`, in time that is linear in the number of messages; raises alike.
+
+        Its ids are `encode(text, add_special_tokens=False)`.
+        """
+        return self._render(_text_messages(messages), add_generation_prompt=True)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> np.ndarray:
+        """Return [n] int32 ids of a text, by default with the tokens that the tokenizer puts around a bare one (such as bos)."""
+        return np.asarray(self._backend.encode(text, add_special_tokens=add_special_tokens).ids, np.int32)
 
     def decode(self, token_ids: Sequence[int] | np.ndarray) -> str:
         """Return the text of token ids, special tokens included; bytes that are no UTF-8 read as U+FFFD."""
@@ -292,6 +301,12 @@ def _read_json(file: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ModelLoadError(f"{file}: expected a JSON object, got {type(value).__name__}")
     return value
+
+
+def _text_messages(messages: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], ...]:
+    if not messages:
+        raise EnvError("`ask` got no message; pass at least one")
+    return tuple(_text_message(message) for message in messages)
 
 
 def _text_message(message: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,12 +8,11 @@ checked, and nothing is guessed: text is never turned into ids again. Pure funct
 from __future__ import annotations
 
 import json
-import math
 from typing import Any
 
 import numpy as np
 
-from jaxrl.errors import EngineError
+from jaxrl.errors import ConfigError, EngineError
 from jaxrl.inference.endpoint import NO_VERSION, FinishReason, GenerateRequest, Generation, TokenSampling
 
 TOKENS_PATH, COMPLETIONS_PATH = "/inference/v1/generate", "/v1/completions"
@@ -25,6 +24,7 @@ _FINISH_REASONS = {
     "abort": FinishReason.CANCELLED,
     "cancelled": FinishReason.CANCELLED,
 }
+_LEAST_LOGPROB = float(np.finfo(np.float32).min)
 _TOKEN_MARK = "token_id:"
 """How `return_tokens_as_token_ids` spells a token."""
 
@@ -88,8 +88,8 @@ def read_generation(content: bytes, path: str, request: GenerateRequest) -> Gene
     if len(token_ids) > request.sampling.max_tokens:
         raise EngineError(f"the server returned {len(token_ids)} tokens, asked for at most {request.sampling.max_tokens}")
     reason = choice.get("finish_reason")
-    if reason not in _FINISH_REASONS:
-        raise EngineError(f"the server ended the reply with `finish_reason`={reason!r}, expected one of {', '.join(_FINISH_REASONS)}")
+    if not isinstance(reason, str) or reason not in _FINISH_REASONS:
+        raise EngineError(f"the server ended the reply with `finish_reason`={_shown(reason)}, expected one of {', '.join(_FINISH_REASONS)}")
     logprobs = choice.get("logprobs")
     values = _logprobs_by_token(logprobs) if path == TOKENS_PATH else _logprobs_by_list(logprobs)
     if len(values) != len(token_ids):
@@ -128,7 +128,7 @@ def read_scores(content: bytes, token_ids: np.ndarray) -> np.ndarray:
             raise EngineError(f"`prompt_logprobs` at position {position} is {_shown(entry)}, expected an object of logprobs by token id")
         if token_id not in entry:
             raise EngineError(
-                f"`prompt_logprobs` at position {position} is for the ids {', '.join(sorted(entry))}, the token there is {token_id}: "
+                f"`prompt_logprobs` at position {position} is for the ids {', '.join(sorted(entry)):.120}, the token there is {token_id}: "
                 "the server scored another sequence"
             )
         found = entry[token_id]
@@ -136,6 +136,19 @@ def read_scores(content: bytes, token_ids: np.ndarray) -> np.ndarray:
         _check_logprob(logprob, f"token {token_id} at position {position}")
         scores[position] = logprob
     return scores
+
+
+def check_key(key: str, source: str) -> None:
+    """Refuse a key that no HTTP header can carry, before some library's message about it shows the key.
+
+    Raises:
+      ConfigError: naming `source`, where the key is from.
+    """
+    if not (key.isascii() and key.isprintable()):
+        raise ConfigError(
+            f"the API key {source} holds a character that no HTTP header can carry: a key is printable ASCII on one line; "
+            "see whether a line break or a typographic character was copied along"
+        )
 
 
 def read_models(content: bytes) -> dict[str, int | None]:
@@ -156,13 +169,14 @@ def read_problem(content: bytes) -> str:
     text = content.decode("utf-8", errors="replace")
     try:
         found: Any = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         found = text
     for key in ("error", "message", "detail"):
         if isinstance(found, dict) and found.get(key):
             found = found[key]
     line = " ".join((found if isinstance(found, str) else json.dumps(found)).split())
-    return line if len(line) <= 500 else line[:500] + "..."
+    line = line if len(line) <= 500 else line[:500] + "..."
+    return line.encode(errors="replace").decode()  # JSON may spell half a surrogate pair, which no terminal or file takes
 
 
 def _open(content: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -177,7 +191,7 @@ def _open(content: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
 def _json(content: bytes) -> dict[str, Any]:
     try:
         answer = json.loads(content)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise EngineError(f"the server's answer is not JSON: {_shown(content.decode('utf-8', errors='replace'))}") from None
     if not isinstance(answer, dict):
         raise EngineError(f"the server answered a JSON {type(answer).__name__}, expected an object")
@@ -231,7 +245,7 @@ def _ids(value: Any, name: str) -> list[int]:
 
 def _check_logprob(value: Any, where: str) -> None:
     # Rounding may leave the logprob of a certain token a little above 0.
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value > 1e-3:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not _LEAST_LOGPROB <= value <= 1e-3:
         raise EngineError(f"the logprob of {where} is {_shown(value)}, expected a finite number of at most 0")
 
 

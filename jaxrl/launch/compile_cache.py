@@ -6,6 +6,7 @@ that cannot be used is worth one warning and no more: what it lacks is compiled.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
@@ -13,6 +14,7 @@ import platform
 import tempfile
 from importlib import metadata
 from pathlib import Path
+from stat import S_ISREG
 
 import jax
 
@@ -44,7 +46,11 @@ def use_compile_cache(*, is_on: bool = True, directory: str | None = None) -> Pa
     """
     if not is_on or not jax.config.values["jax_enable_compilation_cache"]:
         return None
-    folder = cache_folder(directory)
+    try:
+        folder = cache_folder(directory)
+    except RuntimeError as error:  # a user without a home, as in many containers
+        _warn_of_no_cache(directory or "~/.cache", error)
+        return None
     in_use = jax.config.values["jax_compilation_cache_dir"]
     if in_use == str(folder):
         return folder
@@ -57,17 +63,21 @@ def use_compile_cache(*, is_on: bool = True, directory: str | None = None) -> Pa
             pass
         _drop_oldest(folder)
     except OSError as error:
-        logger.warning(
-            "the compile cache %s cannot be used, so every program is compiled: %s; set `run.compile_cache_dir` to a folder of yours, or "
-            "`run.compile_cache`=false",
-            folder,
-            error,
-        )
+        _warn_of_no_cache(folder, error)
         return None
     logging.getLogger("py.warnings").addFilter(_OnceForDamage(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", MIN_COMPILE_S)
     jax.config.update("jax_compilation_cache_dir", str(folder))
     return folder
+
+
+def _warn_of_no_cache(folder: str | Path, error: Exception) -> None:
+    logger.warning(
+        "the compile cache %s cannot be used, so every program is compiled: %s; set `run.compile_cache_dir` to a folder of yours, or "
+        "`run.compile_cache`=false",
+        folder,
+        error,
+    )
 
 
 def cache_folder(directory: str | None = None) -> Path:
@@ -91,11 +101,16 @@ def _processor_features() -> str:
 
 
 def _drop_oldest(folder: Path) -> None:
-    """Keep `MAX_BYTES` at most; another process may delete the same files at the same time."""
-    entries = sorted(((path, path.stat()) for path in folder.iterdir()), key=lambda entry: entry[1].st_mtime, reverse=True)
+    """Keep `MAX_BYTES` of files at most; another process may delete the same ones at the same time."""
+    entries: list[tuple[float, int, Path]] = []
+    for path in folder.iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            stat = path.lstat()
+            if S_ISREG(stat.st_mode):
+                entries.append((stat.st_mtime, stat.st_size, path))
     total = 0
-    for path, stat in entries:
-        total += stat.st_size
+    for _, size, path in sorted(entries, reverse=True):
+        total += size
         if total > MAX_BYTES:
             path.unlink(missing_ok=True)
 

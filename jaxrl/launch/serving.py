@@ -28,6 +28,7 @@ from jaxrl.engine.engine import Engine
 from jaxrl.engine.server import Backend, Service
 from jaxrl.errors import ConfigError
 from jaxrl.inference.rendering import Renderer
+from jaxrl.inference.wire import check_key
 from jaxrl.launch.arrays import check_window
 from jaxrl.launch.compile_cache import use_compile_cache
 from jaxrl.launch.side_by_side import ctrl_c
@@ -193,6 +194,7 @@ def _api_key(config: ServerConfig) -> str | None:
             f"`server.api_key_var`={config.api_key_var!r}: the environment variable {config.api_key_var} is not set or empty; put the key "
             f"into it, for instance with `export {config.api_key_var}=$(openssl rand -hex 24)`"
         )
+    check_key(key, f"in the environment variable {config.api_key_var}")
     return key
 
 

@@ -27,6 +27,7 @@ def in_thread(call: Callable[[], None], name: str) -> Future[None]:
     future: Future[None] = Future()
 
     def work() -> None:
+        future.set_running_or_notify_cancel()  # from here on nobody who stops waiting can cancel it
         try:
             call()
         except BaseException as error:
@@ -70,27 +71,39 @@ async def _settle(training: Future[None]) -> None:
 
 
 @contextlib.contextmanager
-def ended_by_sigterm(write_report: Callable[[BaseException], object], abandon: Callable[[], None]) -> Iterator[None]:
-    """Let SIGTERM end the process at once, as it would anyway, but with a report: there is nothing yet that an orderly stop could save.
+def ended_at_once(write_report: Callable[[BaseException], object], abandon: Callable[[], None]) -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM end the process at once: there is nothing yet that an orderly stop could save.
 
-    Inside the block `ctrl_c` may take the signal over for a while.
+    An exception would have to wait for the device thread, and XLA compiles for minutes without listening to anybody. SIGTERM leaves a
+    report, since nobody may be watching. Inside the block `ctrl_c` may take the signals over for a while.
     """
 
     def end(number: int, frame: object) -> None:
-        del number, frame
-        write_report(RunFailedError("the process was told to end (SIGTERM) before training began or after it ended"))
-        logger.warning("told to end (SIGTERM) outside of training: no step was lost")
+        del frame
+        if number == signal.SIGTERM:
+            write_report(RunFailedError("the process was told to end (SIGTERM) before training began or after it ended"))
+        logger.warning("told to end (%s) outside of training: no step was lost", signal.Signals(number).name)
         abandon()
-        os._exit(128 + signal.SIGTERM)
+        os._exit(128 + number)
 
-    if threading.current_thread() is not threading.main_thread():
+    with _restoring_signals() as signals:
+        for number in signals:
+            signal.signal(number, end)
         yield
-        return
-    before = signal.signal(signal.SIGTERM, end)
+
+
+@contextlib.contextmanager
+def _restoring_signals() -> Iterator[tuple[signal.Signals, ...]]:
+    """Yield the signals that a block may handle, and put their handlers back; none in another thread than the main one."""
+    # Signals can be handled in the main thread only; a run inside another program's thread goes without.
+    is_main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM) if is_main}
     try:
-        yield
+        yield tuple(before)
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            if handler is not None:
+                signal.signal(number, handler)
 
 
 @contextlib.contextmanager
@@ -108,16 +121,11 @@ def ctrl_c(request_stop: Callable[[], None], say: Callable[[str], None], abandon
         say("stopping: finishing the running step and saving; Ctrl-C again ends at once")
         request_stop()
 
-    # Signals can be handled in the main thread only; a run inside another program's thread goes without.
-    is_main = threading.current_thread() is threading.main_thread()
-    signals = (signal.SIGINT, signal.SIGTERM) if is_main else ()
-    before = signal.getsignal(signal.SIGTERM)
-    for number in signals:
-        loop.add_signal_handler(number, stop)
-    try:
-        yield
-    finally:
+    with _restoring_signals() as signals:
         for number in signals:
-            loop.remove_signal_handler(number)
-        if is_main and before is not None:
-            signal.signal(signal.SIGTERM, before)
+            loop.add_signal_handler(number, stop)
+        try:
+            yield
+        finally:
+            for number in signals:
+                loop.remove_signal_handler(number)

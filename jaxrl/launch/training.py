@@ -33,7 +33,7 @@ from jaxrl.inference.pool import PolicyPool
 from jaxrl.inference.rendering import Renderer
 from jaxrl.launch.arrays import ArrayArm, array_arm, check_sizes
 from jaxrl.launch.compile_cache import use_compile_cache
-from jaxrl.launch.side_by_side import ctrl_c, ended_by_sigterm, in_thread, side_by_side
+from jaxrl.launch.side_by_side import ctrl_c, ended_at_once, in_thread, side_by_side
 from jaxrl.models import build_mesh
 from jaxrl.monitors import MonitorSet
 from jaxrl.monitors.crash import START_UP, CrashReporter, blame, failing_in
@@ -110,7 +110,7 @@ def launch(
         stack.enter_context(crash.reporting(ConfigError, ModelLoadError))
         monitors = _open_monitors(config, log, start_step, mesh)
         stack.callback(monitors.close)
-        stack.enter_context(ended_by_sigterm(lambda error: crash.write(blame(error, _where(monitors))), monitors.abandon))
+        stack.enter_context(ended_at_once(lambda error: crash.write(blame(error, _where(monitors))), monitors.abandon))
         cache = use_compile_cache(is_on=config.run.compile_cache, directory=config.run.compile_cache_dir)
         arm = stack.enter_context(array_arm(config, renderer, mesh, monitors.progress, checkpointer, start_step))
         monitors.note(start_up=arm.start_up | {"compile_cache": None if cache is None else str(cache)})
@@ -238,7 +238,8 @@ async def _train(
     crash.watch("policy", lambda: f"version {pool.version} is served")
 
     def abandon() -> None:
-        crash.write(RunFailedError("the process was told to end a second time before the orderly stop was through"))
+        impatient = RunFailedError("the process was told to end a second time before the orderly stop was through")
+        crash.write(blame(impatient, "orchestrator"))
         monitors.abandon()
 
     def work() -> None:

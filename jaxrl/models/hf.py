@@ -248,7 +248,7 @@ def _read_json(file: Path) -> dict[str, Any]:
 def _open_weights(directory: Path) -> Iterator[_Weights]:
     with ExitStack() as stack:
         slices: dict[str, Any] = {}
-        for file in _weight_files(directory):
+        for file in weight_files(directory):
             try:
                 handle = stack.enter_context(safe_open(file, framework="np"))
             except (OSError, SafetensorError) as error:
@@ -266,7 +266,12 @@ def _open_weights(directory: Path) -> Iterator[_Weights]:
         yield _Weights(slices)
 
 
-def _weight_files(directory: Path) -> list[Path]:
+def weight_files(directory: Path) -> list[Path]:
+    """Return the files that hold a checkpoint's tensors: the single one, or those that the index names.
+
+    Raises:
+      ModelLoadError: neither is there, the index is damaged, or it names a file that is missing.
+    """
     if (directory / WEIGHTS_FILE).is_file():
         return [directory / WEIGHTS_FILE]
     if not (directory / INDEX_FILE).is_file():

@@ -20,7 +20,7 @@ from rich.panel import Panel
 from rich.text import Text
 
 from jaxrl.monitors.folder import resume_command
-from jaxrl.monitors.logs import RunLog
+from jaxrl.monitors.logs import RunLog, text_of
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ _MAX_CAUSES = 8
 def blame(error: Error, component: str) -> Error:
     """Name the component that an exception comes from; a name that it has already stays."""
     if not hasattr(error, _COMPONENT):
-        with contextlib.suppress(AttributeError):  # an exception of a class that takes no attributes stays unnamed
+        with contextlib.suppress(Exception):  # an exception of a class that takes no attributes stays unnamed
             setattr(error, _COMPONENT, component)
     return error
 
@@ -88,7 +88,8 @@ class CrashReporter:
         self._parts: dict[str, Callable[[], object]] = {}
         self._states: dict[str, str] | None = None
         for name in ("crash.json", "crash.txt"):
-            (run_dir / name).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                (run_dir / name).unlink(missing_ok=True)
 
     def watch(self, part: str, describe: Callable[[], object]) -> None:
         """Have a report say of a part what `describe` returns then; called from the thread that reports."""
@@ -122,24 +123,23 @@ class CrashReporter:
     def write(self, error: BaseException) -> dict[str, Any]:
         """Write `crash.json` and `crash.txt` and return the report; what cannot be found out is left out, and nothing is raised."""
         report = self._report(error)
-        with contextlib.suppress(AttributeError):
+        with contextlib.suppress(Exception):  # a class that takes no attributes
             setattr(error, _REPORT, report)
-        try:
-            text = json.dumps(report, indent=2, ensure_ascii=False) + "\n"
-            (self._run_dir / "crash.json").write_text(text, encoding="utf-8", errors="backslashreplace")
-            (self._run_dir / "crash.txt").write_text(as_text(report), encoding="utf-8", errors="backslashreplace")
-        except OSError as failure:
-            logger.error("the crash report could not be written: %s", failure)
+        for name, text in (("crash.json", json.dumps(report, indent=2, ensure_ascii=False) + "\n"), ("crash.txt", as_text(report))):
+            try:
+                (self._run_dir / name).write_text(text, encoding="utf-8", errors="backslashreplace")
+            except OSError as failure:
+                logger.error("the crash report could not be written: %s", failure)
         resume = f"; step {report['saved_step']} is saved; resume with: {report['resume']}" if report["resume"] else "; no step is saved"
         # The whole of it is for the log; a terminal shows the panel.
         logger.info("the run failed in component %r: %s%s", report["component"], report["error"]["message"], resume, exc_info=error)
         return report
 
     def _report(self, error: BaseException) -> dict[str, Any]:
-        cut = self._log.redactor
+        clean = self._log.clean
         saved = self._try(self._saved_step)
         saved_step = saved if isinstance(saved, int) else None
-        chain = [{"type": type(part).__name__, "message": cut(str(part))} for part in _causes(error)]
+        chain = [{"type": type(part).__name__, "message": clean(text_of(part))} for part in _causes(error)]
         return {
             "time": datetime.now(UTC).isoformat(timespec="seconds"),
             "component": component_of_error(error),
@@ -152,11 +152,11 @@ class CrashReporter:
             "resume": None if saved_step is None else resume_command(self._run_dir),
             "run_dir": str(self._run_dir),
             "environment": self._try(self._environment),
-            "traceback": cut("".join(traceback.format_exception(error))).splitlines(),
+            "traceback": clean("".join(traceback.format_exception(error))).splitlines(),
         }
 
     def _describe(self) -> dict[str, str]:
-        return {part: self._log.redactor(str(self._try(describe))) for part, describe in self._parts.items()}
+        return {part: self._log.clean(str(self._try(describe))) for part, describe in self._parts.items()}
 
     def _environment(self) -> Any:
         return json.loads((self._run_dir / "environment.json").read_text(encoding="utf-8"))
@@ -166,13 +166,14 @@ class CrashReporter:
         try:
             return ask()
         except Exception as error:  # a part that is broken cannot say where it stands
-            return f"unknown ({type(error).__name__}: {error})"
+            return f"unknown ({type(error).__name__}: {text_of(error)})"
 
 
 def as_text(report: dict[str, Any]) -> str:
     """Return a report for people: what the panel says, then everything else."""
     environment = report["environment"] if isinstance(report["environment"], dict) else {}
-    packages = ", ".join(f"{name} {version}" for name, version in (environment.get("packages") or {}).items() if version)
+    versions = environment.get("packages")
+    packages = ", ".join(f"{name} {version}" for name, version in versions.items() if version) if isinstance(versions, dict) else ""
     lines = [
         *_summary(report),
         *_what_to_do(report),
@@ -213,10 +214,11 @@ def _what_to_do(report: dict[str, Any]) -> list[str]:
 
 
 def _causes(error: BaseException) -> list[BaseException]:
-    """Return an exception and what it was raised from, outermost first."""
+    """Return an exception and what it was raised from, outermost first; of a group, the first of its exceptions."""
     chain: list[BaseException] = []
     part: BaseException | None = error
-    while part is not None and part not in chain and len(chain) < _MAX_CAUSES:
+    # By identity: an exception may compare as it likes.
+    while part is not None and not any(part is known for known in chain) and len(chain) < _MAX_CAUSES:
         chain.append(part)
-        part = part.__cause__
+        part = part.exceptions[0] if isinstance(part, BaseExceptionGroup) else part.__cause__
     return chain

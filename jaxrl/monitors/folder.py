@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -78,5 +79,5 @@ def _must_be_writable(run_dir: Path) -> Iterator[None]:
 
 def resume_command(run_dir: Path) -> str:
     """Return the command that goes on with a run."""
-    return f"{sys.executable} -m jaxrl.train --resume {run_dir}"
+    return shlex.join([sys.executable, "-m", "jaxrl.train", "--resume", str(run_dir)])
 

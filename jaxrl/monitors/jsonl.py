@@ -7,6 +7,7 @@ them.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import logging
@@ -38,6 +39,21 @@ def append_lines(path: Path, values: Iterable[Any]) -> None:
     # Lone surrogates, which UTF-8 cannot hold, become JSON's own escapes.
     with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
         file.writelines(to_json(value) + "\n" for value in values)
+
+
+def finite_values(values: Mapping[str, float]) -> dict[str, float]:
+    """Return the values that a float can hold.
+
+    Example:
+      >>> finite_values({"loss": 1, "kl": math.nan, "huge": 10**400})
+      {'loss': 1.0}
+    """
+    finite: dict[str, float] = {}
+    for name, value in values.items():
+        with contextlib.suppress(OverflowError):
+            if math.isfinite(value):
+                finite[name] = float(value)
+    return finite
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -86,7 +102,7 @@ class MetricsFile:
           step: 1-based step; 0 is the base policy.
           values: numbers by metric name; those that are not finite are dropped with a warning.
         """
-        finite = {name: float(value) for name, value in values.items() if math.isfinite(value)}
+        finite = finite_values(values)
         dropped = sorted(set(values) - set(finite))
         if dropped:
             logger.warning("step %d: not finite and left out of %s: %s", step, self._path.name, ", ".join(dropped))

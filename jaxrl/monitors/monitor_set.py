@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -20,7 +19,7 @@ from rich.console import Console
 from jaxrl.config.monitors import MonitorsConfig
 from jaxrl.monitors import metrics
 from jaxrl.monitors.environment import describe_environment
-from jaxrl.monitors.jsonl import MetricsFile, append_lines
+from jaxrl.monitors.jsonl import MetricsFile, append_lines, finite_values
 from jaxrl.monitors.logs import RunLog
 from jaxrl.monitors.rollouts import rollout_record
 from jaxrl.monitors.terminal import Terminal
@@ -174,9 +173,8 @@ class MonitorSet:
             self._guard("terminal", lambda: action(terminal))
 
     def _track(self, family: str, step: int, values: Mapping[str, float]) -> None:
-        finite = {name: value for name, value in values.items() if math.isfinite(value)}
-        for tracker in self._trackers:
-            tracker.log(family, step, finite)
+        if self._trackers:
+            self._guard("trackers", lambda: [tracker.log(family, step, finite_values(values)) for tracker in self._trackers])
 
     def _open_terminal(self, console: Console | None, max_steps: int, first_step: int) -> None:
         self._terminal = Terminal(self._name, max_steps, first_step=first_step, console=console)

@@ -6,9 +6,12 @@ by a thread of its own from the state kept here; log lines go above it. It reads
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import logging
+import math
+import os
 import sys
 import threading
 import time
@@ -24,6 +27,8 @@ from rich.table import Table
 from rich.text import Text
 
 from jaxrl.monitors import metrics
+
+logger = logging.getLogger(__name__)
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _SPARK_WIDTH = 48
@@ -50,6 +55,18 @@ _FIGURES: tuple[tuple[str, str, str], ...] = (
 
 _EVAL_SCORES = ("success_rate", "mean_reward", "mean_completion_tokens", "truncated_frac")
 """What an evaluation shows, the first one also as a curve; all of its scores are in `metrics.jsonl`."""
+
+
+class LastingConsole(Console):
+    """A console whose reader may go away, as `| head` does; rich's own would end the process, and with it the run."""
+
+    def on_broken_pipe(self) -> None:
+        """Be silent from now on."""
+        self.quiet = True
+        with contextlib.suppress(OSError):
+            # What is buffered still goes somewhere when the process ends.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
+        logger.warning("nobody reads what the run prints any more; it goes on, and its folder has everything")
 
 
 @dataclasses.dataclass(slots=True)
@@ -89,7 +106,7 @@ class Terminal:
         """
         self._name = name
         self._max_steps = max_steps
-        self._console = console or Console()
+        self._console = console or LastingConsole()
         self._clock = clock
         self._started = clock()
         self._first_step = self._step = first_step
@@ -123,7 +140,7 @@ class Terminal:
             if self._step == self._first_step:
                 self._first_done = (step, self._clock())
             self._step, self._values = step, values
-            if metrics.REWARD_MEAN in values:
+            if math.isfinite(values.get(metrics.REWARD_MEAN, math.nan)):
                 self._rewards.append(values[metrics.REWARD_MEAN])
         if self._live is None:
             width = len(str(self._max_steps))
@@ -250,7 +267,7 @@ class Terminal:
                 parts.append(_figure_grid(_figures(self._values)))
             # An empty line when nothing is waited for: a view that changes its height flickers.
             parts.append(Text(self._status, style="yellow"))
-        return Panel(Group(*parts), title=f"jaxrl · {self._name}", title_align="left", border_style="dim")
+        return Panel(Group(*parts), title=Text(f"jaxrl · {self._name}"), title_align="left", border_style="dim")
 
     def _seconds_left(self) -> float | None:
         """Estimate from the steps after the first, which alone waits for loading and compiling."""

@@ -38,9 +38,9 @@ def host_memory(status: Path) -> dict[str, float]:
         lines = status.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return {}
-    kib = {key: float(value.split()[0]) for key, _, value in (line.partition(":") for line in lines) if key in ("VmRSS", "VmHWM")}
+    values = {key: value.split() for key, _, value in (line.partition(":") for line in lines)}
     names = (("VmRSS", "memory/host_rss_gib"), ("VmHWM", "memory/host_peak_gib"))
-    return {name: kib[key] * 1024 / GIB for key, name in names if key in kib}
+    return {name: int(values[key][0]) * 1024 / GIB for key, name in names if values.get(key) and values[key][0].isdecimal()}
 
 
 def device_memory(devices: Iterable[HasMemory]) -> dict[str, float]:

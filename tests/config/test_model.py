@@ -19,6 +19,8 @@ def test_a_slash_at_the_end_of_an_address_is_dropped() -> None:
         ("localhost:8000/v1", "expected an address such as http://127.0.0.1:8000/v1"),
         ("ftp://host/v1", "expected an address such as"),
         ("http:///v1", "expected an address such as"),
+        ("http://host:0/v1", "expected an address such as"),
+        ("http://host:99999/v1", "Port out of range"),
         ("http://host:8000", "ends in /v1, got 'http://host:8000'; did you mean 'http://host:8000/v1'"),
         ("http://me:sesame@host/v1", "must not carry a user or password"),
         ("http://host/v1?key=sesame", "no query and no fragment"),

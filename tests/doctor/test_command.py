@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from jaxrl import doctor
+from jaxrl.doctor.finding import Finding
 from tests.doctor.patients import ModelDir, lines_of
 from tests.e2e.runs import ROOT, SMALL, small_arguments
 
@@ -81,3 +82,15 @@ def test_the_doctor_leaves_no_run_folder(tmp_path: Path) -> None:
     arguments = small_arguments(tmp_path / "run")
     assert doctor.main([*arguments, "--check=config", "--check=budgets"]) == 0
     assert not (tmp_path / "run").exists()
+
+
+def test_a_check_that_cannot_stand_what_it_finds_is_a_failed_one(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def check(exam: object) -> Finding:
+        raise KeyError("answer")
+
+    monkeypatch.setitem(doctor.CHECKS, "budgets", check)
+    code, text = diagnose(capsys, "--check=budgets", "--check=config")
+    assert code == 1
+    assert "FAIL budgets   the check itself failed with KeyError: 'answer'" in text and "ok   config" in text

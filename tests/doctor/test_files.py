@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxrl.doctor.finding import Level
-from jaxrl.doctor.model import check_head
+from jaxrl.doctor.model import check_head, check_model
 from jaxrl.doctor.settings import check_budgets
 from jaxrl.doctor.template import check_template
 from jaxrl.doctor.tokenizer import check_tokenizer
@@ -138,3 +138,39 @@ def test_an_untied_head_must_be_in_the_files_and_should_not_be_the_embedding(mod
     assert copy.level is Level.WARNING and "untied, but `lm_head.weight` equals" in copy.text
     model_dir.edit_tensors(**{HEAD: embedding + np.float32(1)})
     assert examine(check_head, model_dir.override).level is Level.GOOD
+
+
+def test_stops_that_are_no_ids_are_told_and_a_template_that_fails_is_refused(model_dir: ModelDir) -> None:
+    model_dir.edit_json("generation_config.json", eos_token_id=[2, -1, 2**40, "2"])
+    odd = examine(check_tokenizer, model_dir.override)
+    assert odd.level is Level.BAD and "generation_config.json ends replies at [-1, 1099511627776, '2']" in odd.text
+    model_dir.edit_template(before="{%- if '<think>' in messages|string -%}{{ 1/0 }}{%- endif -%}")
+    refuses = examine(check_template, model_dir.override)
+    assert refuses.level is Level.WARNING and "refuses replies that hold a <think> block" in refuses.text
+    model_dir.edit_template(before="{{ 1/0 }}")
+    with pytest.raises(ModelLoadError, match=r"cannot render a question and an answer.*division by zero"):
+        examine(check_template, model_dir.override)
+
+
+def test_a_padded_vocabulary_is_good(model_dir: ModelDir) -> None:
+    tensors = model_dir.tensors()
+    model_dir.edit_tensors(**{EMBEDDING: np.pad(tensors[EMBEDDING], ((0, 1000), (0, 0)))})
+    model_dir.edit_json("config.json", vocab_size=1512)
+    assert examine(check_tokenizer, model_dir.override).level is Level.GOOD
+    assert examine(check_model, model_dir.override).level is Level.GOOD
+
+
+def test_weights_that_are_not_numbers_are_found(model_dir: ModelDir) -> None:
+    norm = model_dir.tensors()["model.norm.weight"]
+    norm[3] = np.nan
+    model_dir.edit_tensors(**{"model.norm.weight": norm})
+    finding = examine(check_model, model_dir.override)
+    assert finding.level is Level.BAD and "not every number of final_norm/scale is finite" in finding.text
+
+
+def test_a_head_is_looked_for_where_the_loader_reads(model_dir: ModelDir) -> None:
+    (model_dir.path / "model-00001-of-00002.safetensors").write_bytes((model_dir.path / "model.safetensors").read_bytes())
+    model_dir.edit_tensors(**{HEAD: model_dir.tensors()[EMBEDDING] + np.float32(1)})
+    (model_dir.path / "model.safetensors").rename(model_dir.path / "stale.safetensors")
+    (model_dir.path / "model-00001-of-00002.safetensors").rename(model_dir.path / "model.safetensors")
+    assert examine(check_head, model_dir.override).text.endswith("the files hold no other")

@@ -93,6 +93,8 @@ def test_logprobs_are_told_apart_by_temperature() -> None:
     assert before.level is Level.BAD and "reports logprobs before temperature" in before.text
     neither = judge_logprobs({1.0: at_one, 0.5: Sampled(raw - 1, tempered, raw)}, 1e-3)
     assert neither.level is Level.BAD and "neither" in neither.text
+    broken = np.array([np.nan, np.nan], np.float32)
+    assert judge_logprobs({0.5: Sampled(tempered, broken, broken)}, 1e-3).level is Level.BAD
     certain = np.array([-1e-6, -1e-6], np.float32)
     assert judge_logprobs({0.5: Sampled(certain, certain, certain)}, 1e-3).level is Level.WARNING
 

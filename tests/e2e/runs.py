@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ from jaxrl.config.trainer import MeshConfig
 from jaxrl.launch import Outcome, launch
 from jaxrl.models import build_mesh
 from jaxrl.trainer.checkpoint import Checkpointer
+from tests.flags import FAST_COMPILATION
 
 ROOT = Path(__file__).parents[2]
+CACHES = tempfile.TemporaryDirectory(prefix="jaxrl-caches-")
 SMALL = (
     f"--orchestrator.model.name={ROOT}/configs/quickstart/start_model",
     "--orchestrator.batch_size=32",
@@ -56,9 +59,9 @@ def checkpoints_of(run_dir: Path) -> Checkpointer:
 
 
 def train_in_child(arguments: list[str]) -> subprocess.Popen[str]:
-    """Start `python -m jaxrl.train` on one CPU device, as a user would."""
+    """Start `python -m jaxrl.train` on one CPU device, as a user would, with a compile cache of this test session's own."""
     command = [sys.executable, "-m", "jaxrl.train", *arguments]
-    env = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
+    env = os.environ | {"XLA_FLAGS": FAST_COMPILATION, "JAX_ENABLE_COMPILATION_CACHE": "true", "XDG_CACHE_HOME": CACHES.name}
     return subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 

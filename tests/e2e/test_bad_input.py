@@ -36,6 +36,7 @@ def copy_of_the_model(tmp_path: Path) -> Path:
         ("--orchestrator.sampling.top_p=0.9", "top_p=0.9"),
         ("--orchestrator.sampling.temperature=0", "`temperature`=0"),
         ('--orchestrator.sampling.stop=[""]', "an empty string"),
+        ("--orchestrator.sampling.temperature=1e-9", "use 0 for the likeliest token"),
         ("--orchestrator.model.name=/no/such/model", "/no/such/model"),
         ("--orchestrator.train.env.0.dataset=chain_sums", "chain_sum"),
         ("--trainer.mesh.data=3", "`trainer.mesh`"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxrl.errors import DeadlineError, EndpointDownError, EngineError, PromptTooLongError
+from jaxrl.errors import ConfigError, DeadlineError, EndpointDownError, EngineError, PromptTooLongError
 from jaxrl.inference.backoff import Backoff
 from jaxrl.inference.endpoint import Endpoint, FinishReason, GenerateRequest, TokenSampling
 from jaxrl.inference.http import HttpEndpoint
@@ -150,7 +151,11 @@ async def until(condition: Callable[[], bool]) -> None:
         (Answer(400, {"error": {"message": "Token id 999 is out of vocabulary"}}), EngineError, "status 400: Token id 999"),
         (Answer(422, {"detail": [{"loc": ["seed"]}]}), EngineError, r"status 422: \[\{.loc"),
         (Answer(500, b"Internal Server Error"), EngineError, "status 500: Internal Server Error"),
-        (Answer(307, b"", {"location": "http://elsewhere/"}), EngineError, "status 307"),
+        (
+            Answer(307, b"", {"location": "http://elsewhere/"}),
+            EngineError,
+            "status 307: it redirects to 'http://elsewhere/'.*correct `base_url`",
+        ),
         (Answer(404, {"error": {"message": "gone"}}), EngineError, "404 from /inference/v1/generate, though the model is served: gone"),
         (Answer(200, b"<html>"), EngineError, "'toy' at http.*: request 'r': the server's answer is not JSON"),
     ],
@@ -163,6 +168,19 @@ async def test_what_the_server_refuses_is_not_tried_again(answer: Answer, error:
             await endpoint.generate(request())
         assert type(caught.value) is error
         assert len(server.paths()) == 2
+
+
+async def test_an_endless_answer_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jaxrl.inference.http.MAX_ANSWER_BYTES", 1000)
+    model = FakeModel()
+    async with served(model) as (_, endpoint):
+        model.faults = [Answer(200, gzip.compress(b" " * 10**6), {"content-encoding": "gzip"})]
+        with pytest.raises(EngineError, match="answered with more than 1000 bytes"):
+            await endpoint.generate(request())
+        model.faults = [Answer(200, b"no gzip", {"content-encoding": "gzip"})]
+        with pytest.raises(EngineError, match="DecodingError"):
+            await endpoint.generate(request())
+        assert (await endpoint.generate(request())).token_ids.tolist() == [8, 9]
 
 
 async def test_a_model_that_is_not_served_is_named_beside_those_that_are() -> None:
@@ -186,6 +204,13 @@ async def test_a_key_that_is_missing_or_wrong_is_named_by_its_variable_and_never
             await endpoint.score(PROMPT)
         assert "sesame" not in f"{caught.value}{caught.value.__cause__!r}{endpoint!r}{vars(endpoint)['_client']!r}"
         assert not (await endpoint.health()).is_ready
+
+
+@pytest.mark.parametrize("key", ["sesame\nopen", "sesäme", "sesame\x00"])
+def test_a_key_that_no_header_can_carry_is_refused_and_not_shown(key: str) -> None:
+    with pytest.raises(ConfigError, match="in the environment variable TEACHER_KEY holds a character") as caught:
+        HttpEndpoint("http://127.0.0.1:1/v1", MODEL, api_key=key, api_key_var="TEACHER_KEY")
+    assert key[:3] not in str(caught.value)
 
 
 async def test_a_key_that_the_server_repeats_is_cut_out() -> None:

@@ -209,3 +209,9 @@ def test_a_hub_that_never_answers_is_given_up_and_the_cache_is_used(cache, monke
         assert f"{address} did not answer" in caplog.text
         with pytest.raises(ModelLoadError, match=r"could not be fetched.*Timeout"):
             resolve_model_directory("org/absent", "config")
+
+
+@pytest.mark.parametrize("name", ["~no-such-user/model", "m" * 5000], ids=["no home", "too long"])
+def test_a_name_that_no_file_can_have_is_refused_as_one(name: str) -> None:
+    with pytest.raises(ModelLoadError, match="is not a directory on this machine"):
+        resolve_model_directory(name, "config")

@@ -89,6 +89,7 @@ def test_a_generation_is_the_ids_and_logprobs_of_the_answer_and_has_no_policy_ve
         ({"token_ids": [8, 9, 9, 9]}, "returned 4 tokens, asked for at most 3"),
         ({"token_ids": [8, 7]}, "the logprob of sampled token 1 is for id 9, and the token's id is 7"),
         ({"finish_reason": "tool_calls"}, "`finish_reason`='tool_calls'"),
+        ({"finish_reason": ["stop"]}, r"`finish_reason`=\['stop'\]"),
         ({"logprobs": None}, "no logprobs of the sampled tokens"),
         ({"prompt_token_ids": [5, 6]}, "the prompt was 2 tokens, 3 were sent, and they differ from position 2 on"),
         ({"prompt_token_ids": [5, 4, 7]}, "they differ from position 1 on"),
@@ -103,7 +104,7 @@ def test_an_answer_that_is_not_about_these_tokens_is_refused(path: str, fields: 
         read(answer, path)
 
 
-@pytest.mark.parametrize("number", [None, float("nan"), float("-inf"), "-0.5", True, 0.5])
+@pytest.mark.parametrize("number", [None, float("nan"), float("-inf"), "-0.5", True, 0.5, -1e300, -(10**400), [1]])
 def test_a_sampled_token_needs_a_finite_logprob(number: object) -> None:
     content = [{"token_id": 8, "logprob": -0.5}, {"token_id": 9, "logprob": number}]
     with pytest.raises(EngineError, match=r"the logprob of sampled token 1 is .*, expected a finite number of at most 0"):
@@ -115,6 +116,8 @@ def test_a_sampled_token_needs_a_finite_logprob(number: object) -> None:
     [
         (b"<html>busy</html>", "not JSON: '<html>busy"),
         (b"[1]", "a JSON list, expected an object"),
+        (b"[" * 100_000, "not JSON: '\\[\\[\\["),
+        (b'{"choices": [', "not JSON"),
         (b'{"choices": []}', r"`choices`=\[\], expected a list of one choice"),
         (b'{"choices": [{}, {}]}', "expected a list of one choice"),
     ],
@@ -169,6 +172,8 @@ def test_models_are_listed_with_the_window_that_the_server_tells() -> None:
         (b'{"detail": [{"loc": ["x"]}]}', '[{"loc": ["x"]}]'),
         (b"plain\ntext", "plain text"),
         (b"x" * 600, "x" * 500 + "..."),
+        (b"[" * 100_000, "[" * 500 + "..."),
+        (b'{"error": "half a \\ud83d pair"}', "half a ? pair"),
     ],
 )
 def test_what_a_server_says_is_wrong_is_one_line(content: bytes, said: str) -> None:

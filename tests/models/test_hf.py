@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -344,3 +345,34 @@ def test_an_empty_directory_may_be_saved_into(tmp_path):
     (tmp_path / "model").mkdir()
     save_pretrained(*tiny_model(TIED), tmp_path / "model")
     assert {path.name for path in (tmp_path / "model").iterdir()} == {"config.json", "model.safetensors"}
+
+
+def test_what_older_checkpoints_hold_of_the_rotary_embedding_is_not_read(checkpoint):
+    _, params = load_pretrained(checkpoint)
+    edit_weights(checkpoint, model__layers__0__self_attn__rotary_emb__inv_freq=np.ones(4, np.float32))
+    assert_same_bytes(load_pretrained(checkpoint)[1], params)
+
+
+def test_a_config_of_another_size_is_refused_in_a_few_lines(checkpoint):
+    config = json.loads((checkpoint / "config.json").read_text())
+    (checkpoint / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 80}))
+    with pytest.raises(ModelLoadError, match=r"missing from the files: model.layers.10.input_layernorm.weight.*and 850 more\.") as caught:
+        load_pretrained(checkpoint)
+    assert len(str(caught.value)) < 1000
+
+
+def test_a_link_to_a_file_that_is_gone_is_told_as_one(checkpoint):
+    (checkpoint / "model.safetensors").unlink()
+    (checkpoint / "model.safetensors").symlink_to("gone")
+    with pytest.raises(ModelLoadError, match=r"model.safetensors \(a link to nothing\)"):
+        load_pretrained(checkpoint)
+
+
+def test_what_a_killed_process_of_the_same_number_left_is_no_hindrance_nor_is_a_link(tmp_path):
+    left = tmp_path / f".model.partial-{os.getpid()}"
+    left.mkdir()
+    (left / "half").write_text("")
+    (tmp_path / "link").symlink_to(tmp_path / "model")
+    save_pretrained(*tiny_model(TIED), tmp_path / "link")
+    assert {path.name for path in (tmp_path / "model").iterdir()} == {"config.json", "model.safetensors"}
+    assert not left.exists()

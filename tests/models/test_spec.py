@@ -68,6 +68,13 @@ QWEN2_5_0_5B = {
 }
 
 
+def sizes_of(config: dict, hidden: int, feed_forward: int, layers: int, heads: int, kv_heads: int, vocab: int, *, is_tied: bool) -> dict:
+    """Another published model of the same family; its head size is `hidden / heads`."""
+    sizes = {"hidden_size": hidden, "intermediate_size": feed_forward, "num_hidden_layers": layers, "num_attention_heads": heads}
+    sizes |= {"num_key_value_heads": kv_heads, "head_dim": hidden // heads, "vocab_size": vocab, "tie_word_embeddings": is_tied}
+    return config | sizes
+
+
 @pytest.mark.parametrize("case", FLOPS_CASES, ids=lambda case: case["model"])
 def test_flops_per_token_match_the_published_figures(case):
     spec = {"Qwen3-0.6B": ModelSpec.from_hf(QWEN3_0_6B)}[case["model"]]
@@ -76,7 +83,18 @@ def test_flops_per_token_match_the_published_figures(case):
 
 
 @pytest.mark.parametrize(
-    ("config", "num_params"), [(QWEN3_0_6B, 596_049_920), (LLAMA_3_2_1B, 1_235_814_400), (QWEN2_5_0_5B, 494_032_768)], ids=lambda value: ""
+    ("config", "num_params"),
+    [
+        (QWEN3_0_6B, 596_049_920),
+        (LLAMA_3_2_1B, 1_235_814_400),
+        (QWEN2_5_0_5B, 494_032_768),
+        (sizes_of(QWEN3_0_6B, 4096, 12288, 36, 32, 8, 151936, is_tied=False), 8_190_735_360),  # Qwen3-8B
+        (sizes_of(QWEN2_5_0_5B, 3584, 18944, 28, 28, 4, 152064, is_tied=False), 7_615_616_512),  # Qwen2-7B, Qwen2.5-7B
+        (sizes_of(LLAMA_3_2_1B, 4096, 14336, 32, 32, 8, 128256, is_tied=False), 8_030_261_248),  # Llama-3.1-8B
+        (sizes_of(LLAMA_3_2_1B, 2048, 5632, 22, 32, 4, 32000, is_tied=False), 1_100_048_384),  # TinyLlama-1.1B
+        (sizes_of(LLAMA_3_2_1B, 576, 1536, 30, 9, 3, 49152, is_tied=True), 134_515_008),  # SmolLM2-135M
+    ],
+    ids=lambda value: "",
 )
 def test_parameters_of_published_models_count_to_the_published_numbers(config, num_params):
     assert ModelSpec.from_hf(config).num_params == num_params
@@ -207,3 +225,25 @@ def test_a_part_that_is_not_built_is_refused_by_name(extra, named):
 def test_biases_that_no_published_llama_has_are_refused_by_name(extra):
     with pytest.raises(ModelLoadError, match=next(iter(extra))):
         ModelSpec.from_hf({**LLAMA_3_2_1B, **extra})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rope_theta": "1e6"},
+        {"rope_theta": -1.0},
+        {"rope_theta": True},
+        {"rope_parameters": {"rope_theta": float("inf")}},
+        {"rms_norm_eps": float("nan")},
+        {"tie_word_embeddings": "false"},
+        {"rope_scaling": "linear"},
+        {"rope_parameters": [1]},
+        {"layer_types": 5},
+        {"model_type": ["qwen3"]},
+    ],
+    ids=str,
+)
+def test_a_value_that_is_not_of_its_kind_is_refused_by_name(change):
+    named = "rope_theta" if "rope_theta" in str(change) else next(iter(change))
+    with pytest.raises(ModelLoadError, match=f"`{named}`"):
+        ModelSpec.from_hf({**QWEN3_0_6B, **change})

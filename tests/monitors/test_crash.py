@@ -105,3 +105,42 @@ def test_a_report_that_cannot_be_written_hides_nothing(tmp_path: Path) -> None:
     crash = reporter(tmp_path)
     (tmp_path / "crash.json").mkdir()
     assert "8 rollouts" in str(failed_run(crash))
+    assert "8 rollouts" in (tmp_path / "crash.txt").read_text(), "the other file is there"
+    reporter(tmp_path)
+
+
+class Awkward(Exception):
+    """Cannot say what it is, takes no attributes, and compares with an exception."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+    def __eq__(self, other: object) -> bool:
+        raise RuntimeError("not comparable")
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def test_an_exception_that_cannot_even_be_printed_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(Awkward), reporter(tmp_path).reporting(), failing_in("environment 'sums'"):
+        raise Awkward from Awkward()
+    report = json.loads((tmp_path / "crash.json").read_text())
+    assert report["component"] == "environment 'sums'"
+    assert report["error"] == {"type": "Awkward", "message": "(it has no text)"} == report["causes"][0]
+
+
+def test_a_group_is_named_after_the_first_of_its_exceptions(tmp_path: Path) -> None:
+    with pytest.raises(ExceptionGroup), reporter(tmp_path).reporting(), failing_in("orchestrator"):
+        raise ExceptionGroup("both", [blame(ValueError(f"refused {FAKE_KEY}"), "engine"), KeyError("x")])
+    report = json.loads((tmp_path / "crash.json").read_text())
+    assert report["component"] == "engine"
+    assert report["causes"] == [{"type": "ValueError", "message": "refused <redacted>"}]
+    assert FAKE_KEY not in (tmp_path / "crash.txt").read_text()
+
+
+def test_a_folder_with_a_blank_is_quoted_and_an_odd_environment_is_left_out(tmp_path: Path) -> None:
+    run_dir = tmp_path / "a run"
+    run_dir.mkdir()
+    (run_dir / "environment.json").write_text('{"packages": ["jax"]}')
+    failed_run(reporter(run_dir))
+    assert f"--resume '{run_dir}'\n" in (run_dir / "crash.txt").read_text()

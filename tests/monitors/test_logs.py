@@ -6,11 +6,13 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import warnings
 from pathlib import Path
 
 import pytest
 
+from jaxrl.errors import ConfigError
 from jaxrl.monitors import logs
 from jaxrl.monitors.logs import Redactor, logging_to, secrets_in
 
@@ -51,10 +53,47 @@ def test_a_secret_reaches_no_log_whatever_way_it_comes(tmp_path: Path) -> None:
         except RuntimeError:
             log.exception("sent 0123456789abcdef and {'api_key': 'anything-at-all'}")
         log.warning("x", extra={"hf_token": "anything-at-all", "url": f"http://host/?key={FAKE_KEY}"})
+        log.warning("x", extra={"sent": {"headers": ["0123456789abcdef"]}, "error": ValueError("0123456789abcdef")})
     for file in tmp_path.iterdir():
         text = file.read_text(encoding="utf-8")
         assert not [secret for secret in (FAKE_KEY, "hunter22", "0123456789abcdef", "anything-at-all") if secret in text], file
         assert "401 for" in text, "the rest of the message is there"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("password=p@ssw0rd!x of", "password=<redacted> of"),
+        ("Authorization: Basic dXNlcjpwYXNzd29yZA==", "Authorization: Basic <redacted>"),
+        ("X-Api-Key: abcdefgh12345678", "X-Api-Key: <redacted>"),
+        ('{\\"api_key\\": \\"abcdefgh1234\\"}', '{\\"api_key\\": \\"<redacted>\\"}'),
+        ("https://user:p@ss@host/x and http://:hunter22@host", "https://<redacted>@host/x and http://<redacted>@host"),
+        ("at http://host:8000/x, mail a@b", "at http://host:8000/x, mail a@b"),
+    ],
+)
+def test_secrets_are_cut_in_the_forms_that_they_take(text: str, shown: str) -> None:
+    assert Redactor()(text) == shown
+
+
+def test_a_long_text_is_searched_in_a_time_of_its_length() -> None:
+    started = time.monotonic()
+    Redactor()("a-" * 50_000 + "://a" * 10_000 + "api_key " * 10_000)
+    assert time.monotonic() - started < 5
+
+
+def test_a_record_is_bounded_and_cannot_steer_a_terminal(tmp_path: Path) -> None:
+    with logging_to(tmp_path):
+        logging.getLogger("jaxrl.x").warning("\x1b[31mred\r%s", "y" * 300_000)
+    assert "\\x1b[31mred\\x0dyyy" in rows(tmp_path)[0]["message"]
+    for name in ("run.log", "run.jsonl"):
+        text = (tmp_path / name).read_text(encoding="utf-8")
+        assert len(text) < 101_000 and "more characters" in text and "\x1b" not in text
+
+
+def test_logs_that_cannot_be_written_are_a_mistake_of_the_configuration(tmp_path: Path) -> None:
+    (tmp_path / "logs").write_text("")
+    with pytest.raises(ConfigError, match=r"cannot be written to .*logs.*choose another `run.output_dir`"), logging_to(tmp_path / "logs"):
+        pass
 
 
 def test_what_only_resembles_a_secret_stays() -> None:

@@ -2,6 +2,7 @@
 
 import io
 import logging
+import os
 import sys
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from jaxrl.monitors.terminal import EngineMeter, Terminal, sparkline
+from jaxrl.monitors.terminal import EngineMeter, LastingConsole, Terminal, sparkline
 
 VALUES = {"rollout/reward/mean": 0.4375, "mismatch/kl/mean": 1.2e-7, "throughput/generated_tokens_per_s": 6312.4, "time/step_s": 1.5}
 
@@ -185,3 +186,23 @@ def test_the_time_left_is_estimated_from_the_steps_after_the_first() -> None:
     clock.now += 2
     terminal.step(2, {})
     assert terminal._seconds_left() == 2.0 * 58
+
+
+def test_a_reward_that_is_no_number_and_a_name_with_brackets_do_not_end_the_view() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=60)
+    terminal = Terminal("a [/run]", 9, console=console)
+    for step, reward in enumerate((0.25, float("nan"), float("inf"), 0.5), start=1):
+        terminal.step(step, {"rollout/reward/mean": reward})
+    terminal.close()
+    assert "a [/run]" in console.file.getvalue() and "0.250 -> 0.500" in console.file.getvalue()
+
+
+def test_a_reader_that_goes_away_does_not_end_the_run(caplog: pytest.LogCaptureFixture) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as file:
+        terminal = Terminal("run", 9, console=LastingConsole(file=file))
+        terminal.step(1, VALUES)
+        terminal.step(2, VALUES)
+        terminal.close()
+    assert [record.getMessage().split(";")[0] for record in caplog.records] == ["nobody reads what the run prints any more"]

@@ -18,6 +18,7 @@ from jaxrl.config.trainer import MeshConfig
 from jaxrl.errors import CheckpointError
 from jaxrl.models import build_mesh
 from jaxrl.trainer.checkpoint import Checkpointer, step_name
+from tests.flags import FAST_COMPILATION
 from tests.trainer.tiny import to_host
 
 PARTS = {"orchestrator": b"\x00queued draws\xff"}
@@ -191,7 +192,7 @@ MOMENTS = {
 def killed(tmp_path_factory):
     """One directory per moment, in which a child process was killed; the children run side by side."""
     root = tmp_path_factory.mktemp("killed")
-    environment = os.environ | {"XLA_FLAGS": ""}
+    environment = os.environ | {"XLA_FLAGS": FAST_COMPILATION}
     children = {}
     for index, (moment, (event, tail, _)) in enumerate(MOMENTS.items()):
         command = [sys.executable, "-c", CHILD, str(root / str(index)), event, tail]

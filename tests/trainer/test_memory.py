@@ -30,6 +30,8 @@ def test_the_host_s_figures_come_from_its_status(tmp_path: Path) -> None:
     (tmp_path / "status").write_text(f"Name:\tpython\nVmHWM:\t {3 * 2**20} kB\nVmRSS:\t {2**19} kB\n")
     assert host_memory(tmp_path / "status") == {"memory/host_rss_gib": 0.5, "memory/host_peak_gib": 3.0}
     assert host_memory(tmp_path / "none") == {}
+    (tmp_path / "odd").write_text("VmRSS:\nVmHWM: unknown kB\nVmSize\n")
+    assert host_memory(tmp_path / "odd") == {}
 
 
 def test_of_several_devices_the_fullest_counts() -> None:

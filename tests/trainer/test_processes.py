@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.flags import FAST_COMPILATION
 from tests.trainer.mesh_runs import assert_states_close, run_on
 
 ROOT = Path(__file__).parents[2]
@@ -49,7 +50,7 @@ def test_two_processes_make_the_steps_of_one_device(tmp_path):
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     paths = [tmp_path / f"{process}.pickle" for process in range(2)]
-    environment = os.environ | {"XLA_FLAGS": "", "PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"XLA_FLAGS": FAST_COMPILATION, "PYTHONPATH": str(ROOT)}
     children = [
         subprocess.Popen(
             [sys.executable, "-c", CHILD, str(process), str(port), str(path)], env=environment, stderr=subprocess.PIPE, text=True

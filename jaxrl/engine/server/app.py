@@ -8,6 +8,7 @@ its reply is written, the client is gone, or its deadline passes; whichever come
 |--------------------|-----------------------------------------|------------------------------------------------|
 | a request          | its generations and its prompt's scores | `server.request_deadline_s`                    |
 | a body             | the rest of its bytes                   | `BODY_DEADLINE_S`, `server.max_body_bytes`     |
+| a stream           | its client to read                      | the request's deadline and `SEND_GRACE_S`      |
 | the drain          | the requests that are in                | `server.shutdown_deadline_s`, by `launch`      |
 """
 
@@ -87,6 +88,7 @@ class Service:
         self._backend: Backend | None = None
         self._reader: JobReader | None = None
         self._num_sequences = 0
+        self._max_sequences = config.engine.num_slots + config.server.max_queue
         self._counter = RequestCounter()
         self._workers = ThreadPoolExecutor(max_workers=4, thread_name_prefix="text")
         routes = [
@@ -110,7 +112,12 @@ class Service:
         """Serve a model from now on; called in the event loop."""
         engine = backend.engine
         self._reader = JobReader(
-            backend.renderer, self._config.served_name, backend.max_logprobs, engine.spec.vocab_size, engine.config.max_model_len
+            backend.renderer,
+            self._config.served_name,
+            max_logprobs=backend.max_logprobs,
+            vocab_size=engine.spec.vocab_size,
+            window=engine.config.max_model_len,
+            max_sequences=self._max_sequences,
         )
         self._backend = backend
         self._phase = "ready"
@@ -133,8 +140,12 @@ class Service:
             await self._app(scope, receive, send)
             return
 
+        is_begun = False
+
         async def counting_send(message: Any) -> None:
+            nonlocal is_begun
             if message["type"] == "http.response.start":
+                is_begun = True
                 path = scope["path"] if scope["path"] in self._paths else "other"
                 self._counter.count(path, message["status"])
             await send(message)
@@ -145,7 +156,15 @@ class Service:
             refusal = Refusal(401, text, code="invalid_api_key", headers=headers)
             await _response(refusal)(scope, receive, counting_send)
             return
-        await self._app(scope, receive, counting_send)
+        try:
+            await self._app(scope, receive, counting_send)
+        except asyncio.CancelledError:
+            if self._phase != "stopping":
+                raise
+            # The drain is over. This is the last that the client hears, and nobody waits for this task any more.
+            if not is_begun:
+                text = "the server stopped before the reply was finished (`server.shutdown_deadline_s`)"
+                await _response(Refusal(503, text, code="stopped"))(scope, receive, counting_send)
 
     def _is_allowed(self, scope: Scope) -> bool:
         if self._api_key is None:
@@ -220,7 +239,7 @@ class Service:
             deadline_s = self._config.request_deadline_s
             if job.is_stream:
                 events = stream_events(requests, writer, backend.endpoint, self._off_loop, deadline_s, self._failed)
-                return EventStream(events, places.pop_all())
+                return EventStream(events, places.pop_all(), deadline_s)
             generations, scores = await unless_gone(request.receive, within(deadline_s, _run(job, requests, backend.endpoint)))
             return Response(await self._off_loop(writer.whole, generations, scores), media_type="application/json")
 
@@ -258,15 +277,8 @@ class Service:
 
     def _admit(self, num: int, places: contextlib.ExitStack) -> None:
         """Take `num` places until `places` is closed."""
-        num_slots, max_queue = self._config.engine.num_slots, self._config.server.max_queue
-        if num > num_slots + max_queue:
-            raise Refusal(
-                400,
-                f"the request asks for {num} sequences (prompts times `n`), and this server holds {num_slots} running and {max_queue} "
-                "waiting ones at most; split it",
-                param="n",
-            )
-        if self._num_sequences + num > num_slots + max_queue:
+        if self._num_sequences + num > self._max_sequences:
+            num_slots, max_queue = self._config.engine.num_slots, self._config.server.max_queue
             raise Refusal(
                 429,
                 f"the queue is full: {self._num_sequences} sequences are in, and {num_slots} slots and a queue of {max_queue} "

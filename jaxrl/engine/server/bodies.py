@@ -27,7 +27,14 @@ Kind = Literal["completion", "chat", "generate"]
 DEFAULT_COMPLETION_TOKENS = 16
 """What OpenAI's completions route samples when `max_tokens` is left out."""
 MAX_CHOICES = 128
+MAX_NAME_CHARS = 100
+"""How much of a name that nobody knows is looked at and repeated."""
 MAX_STOPS = 16
+MAX_STOP_CHARS = 1024
+MAX_STOP_IDS = 256
+"""The engine compares each sampled token with as many ids as the request of any slot has."""
+CHARS_MARGIN = 4
+"""A text longer than this many windows of the longest token is not even encoded: that takes seconds per megabyte."""
 NO_LIMIT = 2**31 - 1
 """`max_tokens` of a request without one: the window ends it."""
 
@@ -87,7 +94,7 @@ HARMLESS = (
 Count = Annotated[int, Meta(ge=1, le=NO_LIMIT)]
 TopCount = Annotated[int, Meta(ge=0, le=NO_LIMIT)]
 TokenIds = list[Annotated[int, Meta(ge=0, le=NO_LIMIT)]]
-Stop = Annotated[str, Meta(min_length=1)]
+Stop = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
 
 
 class SamplingBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -101,7 +108,7 @@ class SamplingBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] = 1
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
     stop: Stop | Annotated[list[Stop], Meta(max_length=MAX_STOPS)] = []
-    stop_token_ids: TokenIds = []
+    stop_token_ids: Annotated[TokenIds, Meta(max_length=MAX_STOP_IDS)] = []
     ignore_eos: bool = False
     prompt_logprobs: TopCount | None = None
 
@@ -203,7 +210,7 @@ class Job:
 class JobReader:
     """Reads bodies for one served model."""
 
-    def __init__(self, renderer: Renderer, served_name: str, max_logprobs: int, vocab_size: int, window: int) -> None:
+    def __init__(self, renderer: Renderer, served_name: str, max_logprobs: int, vocab_size: int, window: int, max_sequences: int) -> None:
         """Take what a body is checked against.
 
         Args:
@@ -212,17 +219,20 @@ class JobReader:
           max_logprobs: the most alternatives per token.
           vocab_size: token ids are below it.
           window: prompt plus completion tokens of one sequence.
+          max_sequences: the most sequences that one request may ask for.
         """
         self._renderer = renderer
         self._served_name = served_name
         self._max_logprobs = max_logprobs
         self._vocab_size = vocab_size
         self._window = window
+        self._max_sequences = max_sequences
+        self._max_chars = CHARS_MARGIN * window * renderer.longest_token()
 
     def completion(self, raw: bytes) -> Job:
         """Read a body of `/v1/completions`."""
         body = _convert(_known_fields(raw, CompletionBody), CompletionBody)
-        prompts = self._prompts(body.prompt)
+        prompts = self._prompts(body.prompt, body.n)
         max_tokens = body.max_tokens or DEFAULT_COMPLETION_TOKENS
         return self._openai_job("completion", body, prompts, max_tokens, body.logprobs, "logprobs")
 
@@ -232,12 +242,13 @@ class JobReader:
         if body.top_logprobs and not body.logprobs:
             raise Refusal(400, "`top_logprobs` needs `logprobs`: true", param="top_logprobs")
         try:
-            prompt = self._renderer.open_turn(None, body.messages).prompt_ids
+            text = self._renderer.prompt_text(body.messages)
         except EnvError as error:
             raise Refusal(400, str(error), param="messages") from error
         max_tokens = body.max_completion_tokens or body.max_tokens or NO_LIMIT
         num_top = body.top_logprobs if body.logprobs else None
-        return self._openai_job("chat", body, (self._checked(prompt, "messages"),), max_tokens, num_top, "top_logprobs")
+        prompt = self._encoded(text, "messages", add_special_tokens=False)
+        return self._openai_job("chat", body, (prompt,), max_tokens, num_top, "top_logprobs")
 
     def generate(self, raw: bytes) -> Job:
         """Read a body of `/inference/v1/generate`."""
@@ -289,6 +300,7 @@ class JobReader:
         top_field: str,
         **shown: Any,
     ) -> Job:
+        self._check_number(len(prompts) * body.n)
         for field, value in ((top_field, num_top), ("prompt_logprobs", body.prompt_logprobs)):
             if value is not None and value > self._max_logprobs:
                 raise Refusal(400, f"`{field}`={value} is above this server's `server.max_logprobs`={self._max_logprobs}", param=field)
@@ -314,14 +326,25 @@ class JobReader:
         if name is not None and name != self._served_name:
             raise no_such_model(name, self._served_name)
 
-    def _prompts(self, prompt: Any) -> tuple[np.ndarray, ...]:
+    def _check_number(self, num: int) -> None:
+        if num > self._max_sequences:
+            raise Refusal(
+                400,
+                f"the request asks for {num} sequences (prompts times `n`), and this server holds {self._max_sequences} at most, running "
+                "(`inference.num_slots`) and waiting (`server.max_queue`); split it",
+                param="n",
+            )
+
+    def _prompts(self, prompt: Any, num_choices: int) -> tuple[np.ndarray, ...]:
         """Return the prompts of a completion: a text, token ids, or a list of either."""
         if isinstance(prompt, str):
-            return (self._checked(self._renderer.encode(prompt), "prompt"),)
+            return (self._encoded(prompt, "prompt"),)
         if not isinstance(prompt, list) or not prompt:
             raise Refusal(400, "`prompt` must be a text, token ids, or a list of either, not empty", param="prompt")
+        if isinstance(prompt[0], str | list):
+            self._check_number(len(prompt) * num_choices)  # before the work, which is for each
         if all(isinstance(part, str) for part in prompt):
-            return tuple(self._checked(self._renderer.encode(text), "prompt") for text in prompt)
+            return tuple(self._encoded(text, f"prompt[{i}]") for i, text in enumerate(prompt))
         if isinstance(prompt[0], list):
             return tuple(self._token_ids(part, f"prompt[{i}]") for i, part in enumerate(prompt))
         return (self._token_ids(prompt, "prompt"),)
@@ -342,6 +365,17 @@ class JobReader:
             )
         return self._checked(token_ids, field)
 
+    def _encoded(self, text: str, field: str, *, add_special_tokens: bool = True) -> np.ndarray:
+        if len(text) > self._max_chars:
+            raise Refusal(
+                400,
+                f"the prompt has {len(text)} characters, more than fit into a window of {self._window} tokens (`inference.max_model_len`); "
+                "shorten it",
+                param=_top(field),
+                code="context_length_exceeded",
+            )
+        return self._checked(self._renderer.encode(text, add_special_tokens=add_special_tokens), field)
+
     def _checked(self, token_ids: np.ndarray, field: str) -> np.ndarray:
         if not len(token_ids):
             raise Refusal(400, f"`{field}` holds no token; a prompt needs at least one", param=_top(field))
@@ -358,7 +392,7 @@ class JobReader:
 
 def no_such_model(name: str, served_name: str) -> Refusal:
     """Return the refusal of a request for another model."""
-    return Refusal(404, f"there is no model {name!r} here; this server has {served_name!r}", param="model", code="model_not_found")
+    return Refusal(404, f"there is no model {name!r:.200} here; this server has {served_name!r}", param="model", code="model_not_found")
 
 
 # From JSON to fields
@@ -394,6 +428,7 @@ def _supported(table: dict[str, Any], body: type[msgspec.Struct], prefix: str = 
                     code="unsupported_parameter",
                 )
         elif name not in HARMLESS:
+            name = name[:MAX_NAME_CHARS]
             hint = _near(name, body.__struct_fields__)
             raise Refusal(400, f"unknown parameter `{prefix}{name}`{hint}", param=prefix + name, code="unknown_parameter")
     return rest

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 
+from jaxrl.engine.requests import BROKEN
 from jaxrl.engine.server.bodies import Job
 from jaxrl.engine.server.text import Ending, TextFollower, end_text
 from jaxrl.inference.endpoint import FinishReason, Generation, PromptScores
@@ -56,12 +57,13 @@ class ReplyWriter:
         self._job = job
         self._renderer = renderer
         self._head: dict[str, Any] = {"id": reply_id, "created": created, "model": model}
-        self._names: dict[int, str] = {}
+        self._texts: dict[int, str] = {}
         choices = range(job.num_sequences)
         sampling = job.sampling
         self._followers = [TextFollower(renderer.decode, sampling.stop, sampling.stop_ids) for _ in choices] if job.is_stream else []
         self._num_streamed = [0 for _ in choices]
-        self._offsets = [0 for _ in choices]
+        self._measures = [TextFollower(renderer.decode, (), ()) for _ in choices]
+        self._num_chars = [0 for _ in choices]
 
     def whole(self, generations: Sequence[Generation], scores: Sequence[PromptScores]) -> bytes:
         """Return the body of a finished request: `generations` one per choice, `scores` one per prompt if asked for."""
@@ -108,9 +110,7 @@ class ReplyWriter:
     def chunk(self, index: int, tokens: Tokens) -> bytes:
         """Return the event of a choice's next tokens."""
         text = self._followers[index].push(tokens.token_ids.tolist())
-        logprobs = None if self._job.num_top is None else self._logprobs(tokens, self._offsets[index])
-        self._offsets[index] += sum(len(self._name(token_id)) for token_id in tokens.token_ids.tolist())
-        choice: dict[str, Any] = {"index": index, "logprobs": logprobs, "finish_reason": None}
+        choice: dict[str, Any] = {"index": index, "logprobs": self._logprobs(index, tokens), "finish_reason": None}
         choice |= {"text": text} if self._job.kind == "completion" else {"delta": {"content": text}}
         if self._job.returns_token_ids:
             choice["token_ids"] = tokens.token_ids.tolist()
@@ -157,7 +157,7 @@ class ReplyWriter:
             "index": index,
             "finish_reason": FINISH_WORDS[generation.finish_reason],
             "stop_reason": stop_reason,
-            "logprobs": None if self._job.num_top is None else self._logprobs(generation, 0),
+            "logprobs": self._logprobs(index, generation),
         }
         is_chat = self._job.kind == "chat"
         choice |= {"message": {"role": "assistant", "content": text, "refusal": None}} if is_chat else {"text": text}
@@ -184,8 +184,10 @@ class ReplyWriter:
             "sampling_mask": None,
         }
 
-    def _logprobs(self, tokens: Tokens, offset: int) -> dict[str, Any]:
-        """Return the logprobs of sampled tokens in the shape of the route; `offset` is where their text begins."""
+    def _logprobs(self, index: int, tokens: Tokens) -> dict[str, Any] | None:
+        """Return the logprobs of a choice's next tokens in the shape of the route, if they were asked for."""
+        if self._job.num_top is None:
+            return None
         if self._job.kind == "chat":
             rows = self._each(tokens)
             return {"content": [self._named(i, p) | {"top_logprobs": [self._named(*top) for top in tops]} for i, p, tops in rows]}
@@ -194,8 +196,14 @@ class ReplyWriter:
             "tokens": names,
             "token_logprobs": tokens.logprobs.tolist(),
             "top_logprobs": [{self._name(i): p for i, p in [*tops, (token_id, logprob)]} for token_id, logprob, tops in self._each(tokens)],
-            "text_offset": (offset + np.cumsum([0, *map(len, names)])[:-1]).tolist(),
+            "text_offset": [self._text_offset(index, token_id) for token_id in tokens.token_ids.tolist()],
         }
+
+    def _text_offset(self, index: int, token_id: int) -> int:
+        """Return where in a choice's text its next token begins; the tokens of one character all begin where it does."""
+        begin = self._num_chars[index]
+        self._num_chars[index] += len(self._measures[index].push([token_id]))
+        return begin
 
     def _each(self, tokens: Tokens) -> list[tuple[int, float, list[tuple[int, float]]]]:
         """Return id, logprob and alternatives of each token; an alternative that truncation left out is none."""
@@ -206,14 +214,17 @@ class ReplyWriter:
         return [(i, p, [(j, q) for j, q in zip(tops, values, strict=True) if math.isfinite(q)]) for i, p, tops, values in rows]
 
     def _named(self, token_id: int, logprob: float) -> dict[str, Any]:
-        name = self._name(token_id)
-        return {"token": name, "logprob": logprob, "bytes": list(name.encode())}
+        text = self._text(token_id)
+        # A part of a character has bytes of its own, which the text of the token alone does not tell.
+        return {"token": self._name(token_id), "logprob": logprob, "bytes": None if BROKEN in text else list(text.encode())}
 
     def _name(self, token_id: int) -> str:
-        if token_id not in self._names:
-            by_id = self._job.names_tokens_by_id
-            self._names[token_id] = f"token_id:{token_id}" if by_id else self._renderer.decode([token_id])
-        return self._names[token_id]
+        return f"token_id:{token_id}" if self._job.names_tokens_by_id else self._text(token_id)
+
+    def _text(self, token_id: int) -> str:
+        if token_id not in self._texts:
+            self._texts[token_id] = self._renderer.decode([token_id])
+        return self._texts[token_id]
 
     def _prompt_logprobs(self, token_ids: np.ndarray, scores: PromptScores) -> list[dict[str, Any] | None]:
         """Return for each prompt token, None for the first, its logprob and the likeliest tokens' by id."""
@@ -225,10 +236,10 @@ class ReplyWriter:
         rows: list[dict[str, Any] | None] = [None]
         for t in range(1, len(ids)):
             entries = {
-                str(j): {"logprob": q, "rank": rank, "decoded_token": self._name(j)}
+                str(j): {"logprob": q, "rank": rank, "decoded_token": self._text(j)}
                 for rank, (j, q) in enumerate(zip(tops[t], values[t], strict=True), start=1)
             }
-            entries[str(ids[t])] = {"logprob": logprobs[t], "rank": ranks[t], "decoded_token": self._name(ids[t])}
+            entries[str(ids[t])] = {"logprob": logprobs[t], "rank": ranks[t], "decoded_token": self._text(ids[t])}
             rows.append(entries)
         return rows
 

@@ -28,6 +28,9 @@ from jaxrl.inference.endpoint import GenerateRequest, Generation
 
 logger = logging.getLogger(__name__)
 
+SEND_GRACE_S = 5.0
+"""How long past the deadline of its events a client may take to receive them; one that does not read is cut off."""
+
 OffLoop = Callable[..., Awaitable[Any]]
 """Calls a function in a worker thread."""
 
@@ -121,17 +124,25 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes], places: contextlib.ExitStack) -> None:
-        """Take the events, and what to close once no more are sent."""
+    def __init__(self, events: AsyncGenerator[bytes], places: contextlib.ExitStack, deadline_s: float) -> None:
+        """Take the events, what to close once no more are sent, and the deadline of the events."""
         super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._events = events
         self._places = places
+        self._deadline_s = deadline_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send every event, unless the client hangs up."""
-        with self._places, contextlib.suppress(ClientDisconnect):
-            await unless_gone(receive, self._send(send))
+        """Send every event, unless the client hangs up or does not read."""
+        timer = asyncio.timeout(self._deadline_s + SEND_GRACE_S)
+        try:
+            with self._places, contextlib.suppress(ClientDisconnect):
+                async with timer:
+                    await unless_gone(receive, self._send(send))
+        except TimeoutError:
+            if not timer.expired():
+                raise
+            logger.warning("a client did not read its stream and was cut off after %g s", self._deadline_s + SEND_GRACE_S)
 
     async def _send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -96,3 +98,39 @@ async def test_without_alternatives_in_the_programs_plain_logprobs_are_still_to_
     assert len(reply.json()["prompt_logprobs"][1]) == 1
     refused = await served.ask(logprobs=1)
     assert refused.status_code == 400 and "`server.max_logprobs`=0" in refused.json()["error"]["message"]
+
+
+async def test_a_client_that_does_not_read_its_stream_is_cut_off_and_gives_its_place_back(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jaxrl.engine.server.streams.SEND_GRACE_S", 0.0)
+    monkeypatch.setattr(ServeConfig, "request_deadline_s", 0.2)
+    body = json.dumps({"prompt": [5], "stream": True, "max_tokens": 2}).encode()
+    told: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+    told.put_nowait({"type": "http.request", "body": body, "more_body": False})
+
+    async def send(message: dict[str, Any]) -> None:
+        if message["type"] == "http.response.body":
+            await asyncio.Event().wait()  # the connection takes no more bytes
+
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": [], "query_string": b""}
+    async with asyncio.timeout(5):
+        await served.service(scope, told.get, send)
+
+
+@pytest.mark.parametrize("is_stopping", [True, False])
+async def test_a_request_that_outlasts_the_drain_is_told_so(served: Served, is_stopping: bool) -> None:
+    served.engine.pause()
+    asking = asyncio.create_task(served.ask())
+    async with asyncio.timeout(5):
+        while not served.service.num_sequences:
+            await asyncio.sleep(0.001)
+    if is_stopping:
+        served.service.stop_admitting()
+    asking.cancel()
+    if is_stopping:
+        reply = await asking
+        assert (reply.status_code, reply.json()["error"]["code"]) == (503, "stopped")
+    else:
+        with pytest.raises(asyncio.CancelledError):
+            await asking

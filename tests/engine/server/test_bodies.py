@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from jaxrl.inference.rendering import Renderer
 
 RENDERER = Renderer.from_pretrained(Path(__file__).parents[2] / "golden" / "tokenizer")
 VOCAB = RENDERER.vocab_size
-READER = JobReader(RENDERER, "tiny", max_logprobs=3, vocab_size=VOCAB, window=32)
+READER = JobReader(RENDERER, "tiny", max_logprobs=3, vocab_size=VOCAB, window=32, max_sequences=6)
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 
 
@@ -64,6 +65,13 @@ def test_a_chat_is_rendered_by_the_template_and_may_fill_the_window() -> None:
     assert read("chat", **CHAT).sampling.max_tokens > 10**6
 
 
+def test_a_chat_of_thousands_of_messages_is_refused_in_time_that_is_linear_in_their_number() -> None:
+    began = time.monotonic()
+    refused = refusal("chat", messages=[{"role": "user", "content": ""}] * 4000)
+    assert (refused.status, refused.code) == (400, "context_length_exceeded")
+    assert time.monotonic() - began < 5.0  # rendering the prompt of each message's turn takes many times as long
+
+
 def test_stop_ids_are_the_models_and_the_requests() -> None:
     own = RENDERER.stop_ids
     job = read("completion", prompt="ab", stop_token_ids=[9, own[0]], stop="\n")
@@ -104,6 +112,19 @@ def test_null_means_left_out_and_a_value_that_changes_nothing_is_accepted() -> N
         ("completion", {"prompt": "x", "seed": -1}, "seed", ">= 0"),
         ("completion", {"prompt": "x", "stop": [""]}, "stop", "length >= 1"),
         ("completion", {"prompt": "x", "stop_token_ids": [10**6]}, "stop_token_ids", "out of a vocabulary"),
+        ("completion", {"prompt": "x", "stop_token_ids": [5] * 257}, "stop_token_ids", "length <= 256"),
+        ("completion", {"prompt": "x", "stop": "x" * 1025}, "stop", "length <= 1024"),
+        ("completion", {"prompt": "x", "y" * 999: 1}, "y" * 100, "unknown parameter"),
+        ("completion", {"prompt": "x", "n": 7}, "n", "asks for 7 sequences .* holds 6 at most"),
+        ("chat", {**CHAT, "n": 7}, "n", "asks for 7 sequences"),
+        ("completion", {"prompt": [[VOCAB]] * 4, "n": 2}, "n", "asks for 8 sequences"),
+        ("completion", {"prompt": ["x", ""] * 2, "n": 2}, "n", "asks for 8 sequences"),
+        (
+            "chat",
+            {"messages": [{"role": "user", "content": "x" * 99_999}]},
+            "messages",
+            r"\d+ characters, more than fit into a window of 32",
+        ),
         ("completion", {"prompt": "x", "logprobs": 4}, "logprobs", "above this server's `server.max_logprobs`=3"),
         ("completion", {"prompt": "x", "prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "cannot be streamed"),
         ("chat", {**CHAT, "top_logprobs": 1}, "top_logprobs", "needs `logprobs`"),
