@@ -182,6 +182,8 @@ class WandbSink:
         self._id: str = state.get("id") or uuid.uuid4().hex[:12]
         self._last_steps: dict[str, int] = dict(state.get("last_steps") or {})
         self._families: set[str] = set()
+        # Older releases of wandb have no such setting; without it the process ends when everything is uploaded, which may be never.
+        bounds = {"finish_timeout": CLOSE_DEADLINE_S} if "finish_timeout" in wandb.Settings.model_fields else {}
         self._run = wandb.init(
             project=config.project,
             entity=config.entity,
@@ -195,7 +197,13 @@ class WandbSink:
             config=dict(run_config),
             # The terminal, the code and the machine are nobody's business but the run folder's.
             settings=wandb.Settings(
-                silent=True, console="off", disable_code=True, disable_git=True, disable_job_creation=True, x_disable_meta=True
+                silent=True,
+                console="off",
+                disable_code=True,
+                disable_git=True,
+                disable_job_creation=True,
+                x_disable_meta=True,
+                **bounds,
             ),
         )
         self._run.define_metric(STEPS)

@@ -38,7 +38,7 @@ from jaxrl.engine.client import EmbeddedEndpoint
 from jaxrl.engine.engine import Engine
 from jaxrl.engine.server.bodies import Job, JobReader, no_such_model
 from jaxrl.engine.server.metrics import CONTENT_TYPE, RequestCounter
-from jaxrl.engine.server.refusals import Refusal, refusal_of
+from jaxrl.engine.server.refusals import Refusal, refusal_of, stopped
 from jaxrl.engine.server.replies import ReplyWriter
 from jaxrl.engine.server.streams import EventStream, stream_events
 from jaxrl.engine.server.waits import unless_gone, within
@@ -163,8 +163,7 @@ class Service:
                 raise
             # The drain is over. This is the last that the client hears, and nobody waits for this task any more.
             if not is_begun:
-                text = "the server stopped before the reply was finished (`server.shutdown_deadline_s`)"
-                await _response(Refusal(503, text, code="stopped"))(scope, receive, counting_send)
+                await _response(stopped())(scope, receive, counting_send)
 
     def _is_allowed(self, scope: Scope) -> bool:
         if self._api_key is None:

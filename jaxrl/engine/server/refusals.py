@@ -56,3 +56,8 @@ def refusal_of(error: Exception) -> Refusal:
     if isinstance(error, EngineError):
         return Refusal(500, str(error), code="engine_error")
     return Refusal(500, f"the server failed on this request: {type(error).__name__}; its log says more")
+
+
+def stopped() -> Refusal:
+    """Return the refusal of a request that the server no longer waits for."""
+    return Refusal(503, "the server stopped before the reply was finished (`server.shutdown_deadline_s`)", code="stopped")

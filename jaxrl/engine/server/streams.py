@@ -19,7 +19,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from jaxrl.engine.client import EmbeddedEndpoint
-from jaxrl.engine.server.refusals import Refusal, refusal_of
+from jaxrl.engine.server.refusals import Refusal, refusal_of, stopped
 from jaxrl.engine.server.replies import ReplyWriter
 from jaxrl.engine.server.waits import unless_gone
 from jaxrl.engine.slots import SampledTokens
@@ -131,9 +131,10 @@ class EventStream(Response):
         self._events = events
         self._places = places
         self._deadline_s = deadline_s
+        self._is_open = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send every event, unless the client hangs up or does not read."""
+        """Send every event, unless the client hangs up or does not read; if the server stops meanwhile, an error ends them."""
         timer = asyncio.timeout(self._deadline_s + SEND_GRACE_S)
         try:
             with self._places, contextlib.suppress(ClientDisconnect):
@@ -143,10 +144,16 @@ class EventStream(Response):
             if not timer.expired():
                 raise
             logger.warning("a client did not read its stream and was cut off after %g s", self._deadline_s + SEND_GRACE_S)
+        except asyncio.CancelledError:
+            if self._is_open:
+                await send({"type": "http.response.body", "body": b"data: " + stopped().body() + b"\n\n", "more_body": False})
+            raise
 
     async def _send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        self._is_open = True
         async with contextlib.aclosing(self._events) as events:
             async for event in events:
                 await send({"type": "http.response.body", "body": event, "more_body": True})
+        self._is_open = False
         await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -118,19 +118,21 @@ async def test_a_client_that_does_not_read_its_stream_is_cut_off_and_gives_its_p
         await served.service(scope, told.get, send)
 
 
-@pytest.mark.parametrize("is_stopping", [True, False])
-async def test_a_request_that_outlasts_the_drain_is_told_so(served: Served, is_stopping: bool) -> None:
+@pytest.mark.parametrize(("is_stopping", "is_stream"), [(True, False), (True, True), (False, False)])
+async def test_a_request_that_outlasts_the_drain_is_told_so(served: Served, is_stopping: bool, is_stream: bool) -> None:
     served.engine.pause()
-    asking = asyncio.create_task(served.ask())
+    body = {"prompt": [5], "max_tokens": 2, "stream": is_stream}
+    asking = asyncio.create_task(served.client.post("/v1/completions", json=body))
     async with asyncio.timeout(5):
-        while not served.service.num_sequences:
+        while not served.engine.stats()["waiting"]:
             await asyncio.sleep(0.001)
     if is_stopping:
         served.service.stop_admitting()
     asking.cancel()
     if is_stopping:
         reply = await asking
-        assert (reply.status_code, reply.json()["error"]["code"]) == (503, "stopped")
+        assert reply.status_code == (200 if is_stream else 503)
+        assert '"code":"stopped"' in reply.text and "[DONE]" not in reply.text
     else:
         with pytest.raises(asyncio.CancelledError):
             await asking
