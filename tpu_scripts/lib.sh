@@ -9,7 +9,7 @@ TPU_NAME="${JAXRL_TPU_NAME:-}"
 TPU_ZONE="${JAXRL_TPU_ZONE:-}"
 TPU_PROJECT="${JAXRL_TPU_PROJECT:-}"
 TPU_REMOTE_DIR="${JAXRL_TPU_REMOTE_DIR:-jaxrl}"
-TPU_DEADLINE_S="${JAXRL_TPU_DEADLINE_S:-900}"
+TPU_DEADLINE_S="${JAXRL_TPU_DEADLINE_S:-}"
 TPU_POLL_S="${JAXRL_TPU_POLL_S:-10}"
 DRY_RUN=0
 REST=()
@@ -21,7 +21,7 @@ Settings of every script (flag, or environment variable):
   --zone ZONE          JAXRL_TPU_ZONE        its zone, such as us-west4-a (required)
   --project PROJECT    JAXRL_TPU_PROJECT     its project; otherwise that of `gcloud config`
   --remote-dir DIR     JAXRL_TPU_REMOTE_DIR  checkout on the VM, under the home folder (jaxrl)
-  --deadline SECONDS   JAXRL_TPU_DEADLINE_S  longest wait for the VM, in whole seconds (900)
+  --deadline SECONDS   JAXRL_TPU_DEADLINE_S  longest wait for the VM, in whole seconds (900; create.sh --queued: 86400)
   --poll SECONDS       JAXRL_TPU_POLL_S      pause between two looks (10)
   --dry-run            print every command, quoted, and run nothing
   --help               this text
@@ -55,6 +55,9 @@ parse_settings() {
   done
   [ -n "$TPU_NAME" ] || die "no name: pass --name NAME or set JAXRL_TPU_NAME" 2
   [ -n "$TPU_ZONE" ] || die "no zone: pass --zone ZONE or set JAXRL_TPU_ZONE" 2
+  # shellcheck disable=SC2034  # read by create.sh
+  DEADLINE_IS_GIVEN="${TPU_DEADLINE_S:+1}"
+  TPU_DEADLINE_S="${TPU_DEADLINE_S:-900}"
   [[ "$TPU_DEADLINE_S" =~ ^[0-9]+$ ]] || die "--deadline must be whole seconds, got '$TPU_DEADLINE_S'" 2
 }
 
@@ -91,15 +94,18 @@ set_where() {
   [ -z "$TPU_PROJECT" ] || WHERE+=("--project=$TPU_PROJECT")
 }
 
-# vm_field FORMAT: a field of the VM's description; empty if there is no such VM, and an error if gcloud fails for another reason.
-vm_field() {
+# described KIND FORMAT: a field of the description of the tpu-vm or queued-resources of that name; empty if there is none, and an error if
+# gcloud fails for another reason.
+described() {
   local answer
-  if answer="$(gcloud compute tpus tpu-vm describe "$TPU_NAME" "${WHERE[@]}" "--format=value($1)" 2>&1)"; then
+  if answer="$(gcloud compute tpus "$1" describe "$TPU_NAME" "${WHERE[@]}" "--format=value($2)" 2>&1)"; then
     printf '%s' "$answer"
   elif ! grep -qi 'not[ _]found' <<<"$answer"; then
     die "gcloud could not describe '$TPU_NAME': $answer"
   fi
 }
+
+vm_field() { described tpu-vm "$1"; }
 
 # Refuse unless the VM is there and ready.
 need_vm() {

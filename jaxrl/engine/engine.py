@@ -249,7 +249,8 @@ class Engine:
             call = PrefillCall(token_ids, rows=np.zeros(slots, np.int32), slots=nowhere, num_tokens=0)
             jobs.append((f"prefill {bucket}", partial(self._run_prefill, call)))
         for bucket in self._score_buckets:
-            arrays = np.zeros((rows, bucket), np.int32), np.ones(rows, np.float32)
+            # Rows of temperature 0 are nobody's, and are not run.
+            arrays = np.zeros((rows, bucket), np.int32), np.zeros(rows, np.float32)
             jobs.append((f"score {bucket}", partial(self._run_score, *arrays, wants_top=False)))
         for done, (name, job) in enumerate(jobs, start=1):
             job()

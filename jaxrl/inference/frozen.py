@@ -26,7 +26,7 @@ import numpy as np
 from jaxrl.config.model import FrozenModelConfig
 from jaxrl.errors import ConfigError, DeadlineError, EndpointDownError, EngineError, JaxrlError
 from jaxrl.inference.endpoint import Endpoint, EndpointHealth, GenerateRequest, Generation
-from jaxrl.inference.http import HttpEndpoint, ServedModel
+from jaxrl.inference.http import HttpEndpoint
 from jaxrl.inference.pool import health_of_all
 
 COOL_DOWN_S = 15.0
@@ -41,13 +41,13 @@ T = TypeVar("T")
 class FrozenEndpoint(Endpoint, Protocol):
     """An endpoint that can say which model it serves."""
 
-    async def probe(self) -> ServedModel:
+    async def probe(self) -> int | None:
         """Return the model; raise `EndpointDownError` if there is no answer, another `EngineError` if the answer is no."""
         ...
 
 
 @dataclass(slots=True)
-class _Member:
+class _EndpointState:
     """One endpoint and what is known of it."""
 
     name: str
@@ -86,7 +86,7 @@ class FrozenPool:
         self.name = name
         self.window: int | None = None
         """Prompt plus completion tokens that every endpoint can hold; None before `setup`, or if none says."""
-        self._members = tuple(_Member(name, endpoint) for name, endpoint in endpoints.items())
+        self._endpoints = tuple(_EndpointState(name, endpoint) for name, endpoint in endpoints.items())
         self._places = asyncio.Semaphore(max_concurrency)
         self._timeout_s = timeout_s
         self._cool_down_s = cool_down_s
@@ -106,26 +106,26 @@ class FrozenPool:
           ConfigError: the window of an endpoint is too short.
           DeadlineError: an endpoint is not ready by the deadline.
         """
-        waiting = {member.name: "it has not answered" for member in self._members}
+        waiting = {state.name: "it has not answered" for state in self._endpoints}
 
-        async def prepare(member: _Member) -> ServedModel:
+        async def prepare(state: _EndpointState) -> int | None:
             while True:
                 try:
-                    served = await member.endpoint.probe()
+                    window = await state.endpoint.probe()
                     break
                 except EndpointDownError as error:
-                    waiting[member.name] = str(error)
+                    waiting[state.name] = str(error)
                     await asyncio.sleep(SETUP_PAUSE_S)
             if scored_ids is not None:
-                waiting[member.name] = f"it has not scored {len(scored_ids)} tokens"
-                await member.endpoint.score(scored_ids)
-            del waiting[member.name]
-            return served
+                waiting[state.name] = f"it has not scored {len(scored_ids)} tokens"
+                await state.endpoint.score(scored_ids)
+            del waiting[state.name]
+            return window
 
         timer = asyncio.timeout(deadline_s)
         try:
             async with timer, asyncio.TaskGroup() as group:
-                tasks = [group.create_task(prepare(member)) for member in self._members]
+                tasks = [group.create_task(prepare(state)) for state in self._endpoints]
         except TimeoutError as error:
             if not timer.expired():
                 raise
@@ -133,7 +133,7 @@ class FrozenPool:
             raise DeadlineError(f"frozen model {self.name!r} was not ready within {deadline_s:g} s: {states}") from error
         except ExceptionGroup as group_error:
             raise _first_of_ours(group_error) from group_error
-        windows = {member.name: task.result().window for member, task in zip(self._members, tasks, strict=True)}
+        windows = {state.name: task.result() for state, task in zip(self._endpoints, tasks, strict=True)}
         told = {name: size for name, size in windows.items() if size is not None}
         self.window = min(told.values(), default=None)
         for name, size in told.items():
@@ -158,17 +158,17 @@ class FrozenPool:
 
     async def health(self) -> list[EndpointHealth]:
         """Ask every endpoint; one that does not answer is reported as not ready."""
-        return await health_of_all([member.endpoint for member in self._members])
+        return await health_of_all([state.endpoint for state in self._endpoints])
 
     async def close(self) -> None:
         """End the probes and close every endpoint, also when one of them fails to close; then raise the first failure."""
         for probe in self._probes.values():
             probe.cancel()
         await asyncio.gather(*self._probes.values(), return_exceptions=True)
-        outcomes = await asyncio.gather(*(member.endpoint.close() for member in self._members), return_exceptions=True)
-        for member, outcome in zip(self._members, outcomes, strict=True):
+        outcomes = await asyncio.gather(*(state.endpoint.close() for state in self._endpoints), return_exceptions=True)
+        for state, outcome in zip(self._endpoints, outcomes, strict=True):
             if isinstance(outcome, BaseException):
-                raise EngineError(f"close failed on {member.name}: {type(outcome).__name__}: {outcome}") from outcome
+                raise EngineError(f"close failed on {state.name}: {type(outcome).__name__}: {outcome}") from outcome
 
     async def _on_healthy(self, what: str, call: Callable[[FrozenEndpoint], Awaitable[T]]) -> T:
         async with self._places:
@@ -177,8 +177,8 @@ class FrozenPool:
             try:
                 async with timer:
                     while True:
-                        member = await self._choose(what)
-                        answer = await self._try(what, member, call)
+                        state = await self._choose(what)
+                        answer = await self._try(what, state, call)
                         if answer is not None:
                             return answer
             except TimeoutError as error:
@@ -188,61 +188,61 @@ class FrozenPool:
                     f"frozen model {self.name!r}: {what} got no answer within {self._timeout_s:g} s; {self._states()}"
                 ) from error
 
-    async def _try(self, what: str, member: _Member, call: Callable[[FrozenEndpoint], Awaitable[T]]) -> T | None:
+    async def _try(self, what: str, state: _EndpointState, call: Callable[[FrozenEndpoint], Awaitable[T]]) -> T | None:
         """Return what one endpoint answers, or None if it is down."""
-        member.num_outstanding += 1
+        state.num_outstanding += 1
         try:
-            return await call(member.endpoint)
+            return await call(state.endpoint)
         except EndpointDownError as error:
-            self._leave_alone(member, str(error))
+            self._leave_alone(state, str(error))
             return None
         except DeadlineError as error:
-            self._leave_alone(member, str(error))
+            self._leave_alone(state, str(error))
             raise
         except JaxrlError:
             raise
         except Exception as error:
-            raise EngineError(f"{what} failed on {member.name}: {type(error).__name__}: {error}") from error
+            raise EngineError(f"{what} failed on {state.name}: {type(error).__name__}: {error}") from error
         finally:
-            member.num_outstanding -= 1
+            state.num_outstanding -= 1
 
-    async def _choose(self, what: str) -> _Member:
+    async def _choose(self, what: str) -> _EndpointState:
         """Return the healthy endpoint with the fewest outstanding requests; with none, wait for the probes."""
-        for member in self._members:
-            if member.failure and self._clock() >= member.probe_at:
-                self._probe(member)
+        for state in self._endpoints:
+            if state.failure and self._clock() >= state.probe_at:
+                self._probe(state)
         probes: set[asyncio.Task[None]] | None = None
         while True:
-            healthy = [member for member in self._members if not member.failure]
+            healthy = [state for state in self._endpoints if not state.failure]
             if healthy:
-                return min(healthy, key=lambda member: member.num_outstanding)
+                return min(healthy, key=lambda state: state.num_outstanding)
             if probes is None:
-                probes = {self._probe(member) for member in self._members}
+                probes = {self._probe(state) for state in self._endpoints}
             if not probes:
                 raise EngineError(f"frozen model {self.name!r}: {what} has nowhere to go, every endpoint is down: {self._states()}")
             _, probes = await asyncio.wait(probes, return_when=asyncio.FIRST_COMPLETED)
 
     def _states(self) -> str:
-        return "; ".join(f"{member.name}: {member.failure or 'well'}" for member in self._members)
+        return "; ".join(f"{state.name}: {state.failure or 'well'}" for state in self._endpoints)
 
-    def _leave_alone(self, member: _Member, failure: str) -> None:
-        member.failure, member.probe_at = failure, self._clock() + self._cool_down_s
+    def _leave_alone(self, state: _EndpointState, failure: str) -> None:
+        state.failure, state.probe_at = failure, self._clock() + self._cool_down_s
 
-    def _probe(self, member: _Member) -> asyncio.Task[None]:
+    def _probe(self, state: _EndpointState) -> asyncio.Task[None]:
         """Return the probe of an endpoint, begun now if there is none: it waits for the cool-down to pass."""
-        task = self._probes.get(member.name)
+        task = self._probes.get(state.name)
         if task is None or task.done():
-            task = self._probes[member.name] = asyncio.create_task(self._look_again(member))
+            task = self._probes[state.name] = asyncio.create_task(self._look_again(state))
         return task
 
-    async def _look_again(self, member: _Member) -> None:
-        await asyncio.sleep(max(0.0, member.probe_at - self._clock()))
+    async def _look_again(self, state: _EndpointState) -> None:
+        await asyncio.sleep(max(0.0, state.probe_at - self._clock()))
         try:
-            await member.endpoint.probe()
+            await state.endpoint.probe()
         except Exception as error:
-            self._leave_alone(member, str(error) or type(error).__name__)
+            self._leave_alone(state, str(error) or type(error).__name__)
         else:
-            member.failure = ""
+            state.failure = ""
 
 
 def connect_frozen_pool(config: FrozenModelConfig, environ: Mapping[str, str]) -> FrozenPool:

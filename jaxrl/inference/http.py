@@ -40,16 +40,6 @@ _NO_ROUTE_STATUSES = (403, 404, 405, 501)
 _TOO_LONG = re.compile(r"context.length|max_model_len|maximum (?:model |context )?length|too long|longer than|no room", re.IGNORECASE)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ServedModel:
-    """What a server says of the model that it was asked for."""
-
-    name: str
-    """As it is listed."""
-    window: int | None
-    """Prompt plus completion tokens of one sequence; None if the server does not say."""
-
-
 class HttpEndpoint:
     """A frozen model behind one server. Used from one event loop."""
 
@@ -149,14 +139,17 @@ class HttpEndpoint:
     async def health(self) -> EndpointHealth:
         """See `Endpoint.health`; ready if the server answers and lists the model. Raises nothing: `problem` says what is wrong."""
         try:
-            served = await self.probe()
+            window = await self.probe()
         except JaxrlError as error:
             return EndpointHealth(is_ready=False, version=NO_VERSION, problem=str(error))
-        detail = {} if served.window is None else {"window": float(served.window)}
+        detail = {} if window is None else {"window": float(window)}
         return EndpointHealth(is_ready=True, version=NO_VERSION, detail=detail)
 
-    async def probe(self) -> ServedModel:
+    async def probe(self) -> int | None:
         """Ask once whether the server is well and serves the model.
+
+        Returns:
+          Prompt plus completion tokens of one sequence; None if the server does not say.
 
         Raises:
           EndpointDownError: it cannot be reached, or says that it is not ready.
@@ -170,7 +163,7 @@ class HttpEndpoint:
                     raise await self._refusal("its health", health)
                 if health.status_code >= 400 and health.status_code not in (404, 405):
                     raise EndpointDownError(f"{self._where} is not well: status {health.status_code}: {self._problem(health)}")
-                return await self._served_model()
+                return await self._look_up_model()
         except TimeoutError as error:
             raise EndpointDownError(f"{self._where} did not say how it is within {PROBE_DEADLINE_S:g} s") from error
 
@@ -259,7 +252,7 @@ class HttpEndpoint:
         except httpx.HTTPError as error:
             raise EndpointDownError(f"{self._where} cannot be reached: {_in_words(error)}") from error
 
-    async def _served_model(self) -> ServedModel:
+    async def _look_up_model(self) -> int | None:
         response = await self._get(f"{self.base_url}/models")
         if response.status_code in BUSY_STATUSES:
             raise EndpointDownError(f"{self._where} is not ready: {self._problem(response)}")
@@ -272,7 +265,7 @@ class HttpEndpoint:
         if self.model not in served:
             raise EngineError(f"{self.base_url} does not serve {self.model!r}; it serves {', '.join(map(repr, served)) or 'nothing'}")
         self._window = served[self.model]
-        return ServedModel(self.model, self._window)
+        return self._window
 
     async def _refusal(self, what: str, response: httpx.Response) -> EngineError:
         """Return the error that a final answer other than 200 means."""
@@ -284,7 +277,7 @@ class HttpEndpoint:
             return EngineError(f"{where}: the server refused the key {source} (status {status}); check it")
         problem = self._problem(response)
         if status == 404:
-            await self._served_model()  # raises if the reason is the model
+            await self._look_up_model()  # raises if the reason is the model
             return EngineError(f"{where}: status 404 from {response.url.path}, though the model is served: {problem}")
         if response.has_redirect_location:
             target = response.headers["location"]

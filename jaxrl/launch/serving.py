@@ -159,7 +159,7 @@ def load_backend(config: ServeConfig, renderer: Renderer, device: DeviceThread, 
             raise
 
     device.attach_engine(engine.has_work, tick)
-    return Backend(engine, EmbeddedEndpoint(engine, device, store), renderer, engine.max_logprobs)
+    return Backend(engine, EmbeddedEndpoint(engine, device, store), renderer)
 
 
 class _Interrupted(Exception):

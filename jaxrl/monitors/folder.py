@@ -80,4 +80,3 @@ def _must_be_writable(run_dir: Path) -> Iterator[None]:
 def resume_command(run_dir: Path) -> str:
     """Return the command that goes on with a run."""
     return shlex.join([sys.executable, "-m", "jaxrl.train", "--resume", str(run_dir)])
-

@@ -183,7 +183,7 @@ class WandbSink:
         self._last_steps: dict[str, int] = dict(state.get("last_steps") or {})
         self._families: set[str] = set()
         # Older releases of wandb have no such setting; without it the process ends when everything is uploaded, which may be never.
-        bounds = {"finish_timeout": CLOSE_DEADLINE_S} if "finish_timeout" in wandb.Settings.model_fields else {}
+        bounds: dict[str, Any] = {"finish_timeout": CLOSE_DEADLINE_S} if "finish_timeout" in wandb.Settings.model_fields else {}
         self._run = wandb.init(
             project=config.project,
             entity=config.entity,

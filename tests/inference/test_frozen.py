@@ -14,7 +14,6 @@ from jaxrl.envs.session import PolicySession
 from jaxrl.errors import ConfigError, DeadlineError, EndpointDownError, EngineError, PromptTooLongError
 from jaxrl.inference.endpoint import NO_VERSION, GenerateRequest, TokenSampling
 from jaxrl.inference.frozen import FrozenPool, connect_frozen_pool
-from jaxrl.inference.http import ServedModel
 from jaxrl.inference.pool import Pool
 from jaxrl.inference.rendering import Renderer
 from jaxrl.types import Rollout, Task
@@ -31,11 +30,11 @@ class FrozenScript(ScriptedEndpoint):
         super().__init__(latency=lambda _: latency)
         self.down, self.window, self.num_probes, self.is_closed = down, window, 0, False
 
-    async def probe(self) -> ServedModel:
+    async def probe(self) -> int | None:
         self.num_probes += 1
         if self.down:
             raise EndpointDownError(self.down)
-        return ServedModel(MODEL, self.window)
+        return self.window
 
     async def generate(self, request: GenerateRequest):  # type: ignore[no-untyped-def]
         self.failure = EndpointDownError(self.down) if self.down else self.failure
@@ -161,7 +160,7 @@ async def test_setup_ends_at_its_deadline_with_who_is_not_ready() -> None:
 
 async def test_setup_fails_at_once_for_the_wrong_model() -> None:
     class Wrong(FrozenScript):
-        async def probe(self) -> ServedModel:
+        async def probe(self) -> int | None:
             raise EngineError("http://x/v1 does not serve 'toy'")
 
     with pytest.raises(EngineError, match="does not serve 'toy'"):

@@ -141,17 +141,55 @@ def test_create_names_type_runtime_and_place_and_refuses_a_name_that_is_taken(cl
     assert cloud.run("create", "--type", "v99-8").returncode == 2
 
 
+@pytest.mark.parametrize("kind", ["v5litepod-16", "v6e-256", "v5p-16", "v4-16"])
+def test_create_refuses_a_slice_of_several_hosts_before_it_costs_anything(kind, cloud):
+    for dry in ((), ("--dry-run",)):
+        done = cloud.run("create", "--type", kind, *dry)
+        assert done.returncode == 2 and f"'{kind}' has more than one host" in done.stderr and "--force" in done.stderr
+        assert cloud.calls == [] and done.stdout == ""
+    forced = cloud.run("create", "--type", kind, "--force", plays={"value(state)": [*MISSING, [0, "READY"]]})
+    assert forced.returncode == 0 and f"--accelerator-type={kind}" in cloud.told("create")[0]
+
+
 def test_create_waits_in_the_queue_until_it_is_active_or_has_failed_or_is_too_late(cloud):
     arguments = ("--type", "v6e-8", "--queued")
-    queue = [[0, "WAITING_FOR_RESOURCES"], [0, "PROVISIONING"], [0, "ACTIVE"]]
+    queue = [*MISSING, [0, "WAITING_FOR_RESOURCES"], [1, "UNAVAILABLE: try again"], [0, "PROVISIONING"], [0, "ACTIVE"]]
     vm = [*MISSING, [0, "READY"]]
     done = cloud.run("create", *arguments, plays={"state.state": queue, "value(state)": vm})
     assert done.returncode == 0, done.stderr
     assert "PROVISIONING" in done.stderr and "--node-id=my tpu" in cloud.told("queued-resources", "create")[0]
-    done = cloud.run("create", *arguments, plays={"state.state": [[0, "FAILED"]], "value(state)": vm})
+    done = cloud.run("create", *arguments, plays={"state.state": [*MISSING, [0, "FAILED"]], "value(state)": vm})
     assert done.returncode == 1 and "is FAILED" in done.stderr
-    done = cloud.run("create", *arguments, "--deadline", "0", plays={"state.state": [[0, "PROVISIONING"]], "value(state)": vm})
-    assert done.returncode == 4 and "still PROVISIONING after 0 s" in done.stderr
+    waiting = {"state.state": [*MISSING, [0, "PROVISIONING"]], "value(state)": vm}
+    done = cloud.run("create", *arguments, "--deadline", "0", plays=waiting)
+    assert done.returncode == 4 and "still PROVISIONING after 0 s" in done.stderr and "same command again" in done.stderr
+    done = cloud.run("create", *arguments, plays={"state.state": [*MISSING, [0, "PROVISIONING"], *MISSING], "value(state)": vm})
+    assert done.returncode == 1 and "no request 'my tpu' any more" in done.stderr
+
+
+def test_create_only_waits_for_a_request_that_is_in_the_queue_already(cloud):
+    queue = [[0, "WAITING_FOR_RESOURCES"], [0, "PROVISIONING"], [0, "ACTIVE"]]
+    states = [[0, "READY"]]  # the VM shows up while the request is still being served
+    done = cloud.run("create", "--type", "v6e-8", "--queued", plays={"state.state": queue, "value(state)": states})
+    assert done.returncode == 0 and "in the queue already" in done.stderr, done.stderr
+    assert cloud.told("create") == []
+    done = cloud.run("create", "--type", "v6e-8", "--queued", plays={"state.state": [[1, "PERMISSION_DENIED"]]})
+    assert done.returncode == 1 and "PERMISSION_DENIED" in done.stderr and cloud.told("create") == []
+
+
+def test_the_queue_is_waited_in_for_a_day_unless_told_otherwise(cloud):
+    assert "create.sh --queued: 86400" in cloud.run("create", "--help").stdout
+    late = cloud.home / "late.sh"
+    # SECONDS counts from what it is set to: bash believes that the wait began so long ago once `sleep` has been called.
+    late.write_text(f'sleep() {{ SECONDS=$((SECONDS + 43200)); }}\n. "{SCRIPTS}/create.sh"\n')
+    plays = {"state.state": [*MISSING, [0, "WAITING_FOR_RESOURCES"]], "value(state)": MISSING}
+    (cloud.home / "plays").write_text(json.dumps({**READY, **plays}))
+    (cloud.home / "calls").write_text("")
+    env = {"PATH": f"{cloud.home}/bin", "HOME": str(cloud.home), "FAKE_HOME": str(cloud.home)}
+    command = ["bash", str(late), *AT, "--type", "v6e-8", "--queued"]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=30)
+    assert done.returncode == 4 and "still WAITING_FOR_RESOURCES after 86400 s" in done.stderr
+    assert len([call for call in cloud.calls if "--format=value(state.state)" in call]) == 4
 
 
 def test_sync_sends_the_checkout_to_all_workers_and_waits_for_ssh_while_the_vm_boots(cloud):

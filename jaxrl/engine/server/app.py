@@ -66,7 +66,6 @@ class Backend:
     engine: Engine
     endpoint: EmbeddedEndpoint
     renderer: Renderer
-    max_logprobs: int
 
 
 class Service:
@@ -114,7 +113,7 @@ class Service:
         self._reader = JobReader(
             backend.renderer,
             self._config.served_name,
-            max_logprobs=backend.max_logprobs,
+            max_logprobs=backend.engine.max_logprobs,
             vocab_size=engine.spec.vocab_size,
             window=engine.config.max_model_len,
             max_sequences=self._max_sequences,
@@ -296,9 +295,6 @@ class Service:
         return await asyncio.get_running_loop().run_in_executor(self._workers, call, *args)
 
 
-# Waiting
-
-
 async def _run(job: Job, requests: list[Any], endpoint: EmbeddedEndpoint) -> tuple[list[Generation], list[PromptScores]]:
     """Generate every choice and score every prompt that wants it; the first failure cancels the rest."""
     if len(requests) == 1 and job.prompt_top is None:
@@ -311,9 +307,6 @@ async def _run(job: Job, requests: list[Any], endpoint: EmbeddedEndpoint) -> tup
     except BaseExceptionGroup as failures:
         raise failures.exceptions[0] from None
     return [task.result() for task in generating], [task.result() for task in scoring]
-
-
-# Replies
 
 
 def _json(body: Any, status: int = 200) -> Response:

@@ -395,9 +395,6 @@ def no_such_model(name: str, served_name: str) -> Refusal:
     return Refusal(404, f"there is no model {name!r:.200} here; this server has {served_name!r}", param="model", code="model_not_found")
 
 
-# From JSON to fields
-
-
 B = TypeVar("B", bound=msgspec.Struct)
 
 

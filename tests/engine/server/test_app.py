@@ -37,7 +37,7 @@ class Served:
         endpoint = EmbeddedEndpoint(self.engine, self.device, WeightStore(SPEC, "float32"))
         inference = EmbeddedInferenceConfig(num_slots=8, max_model_len=32)
         self.service = Service(ServeConfig(model=ServedModelConfig(name="tiny"), inference=inference))
-        self.service.attach(Backend(self.engine, endpoint, RENDERER, max_logprobs=0))
+        self.service.attach(Backend(self.engine, endpoint, RENDERER))
         self.client = httpx.AsyncClient(transport=httpx.ASGITransport(self.service), base_url="http://server")
 
     async def ask(self, **params: Any) -> httpx.Response:
