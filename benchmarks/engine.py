@@ -218,12 +218,12 @@ def main() -> None:
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--window", type=int, default=0, help="cache columns of a slot; prompt plus completion if left out")
     parser.add_argument("--steps-per-tick", type=int, default=1)
-    parser.add_argument("--output", type=Path, default=None, help="JSON file")
+    parser.add_argument("--output", type=Path, default=None, help="JSON file (default: benchmarks/results/engine-SHAPE.json)")
     arguments = parser.parse_args()
     shape = SHAPES[arguments.shape]
     batches = tuple(int(batch) for batch in arguments.batches.split(",") if batch) or shape.batches
     spec = ModelSpec.from_hf(shape.hf_config)
-    report = Report("engine", settings={"shape": arguments.shape, "batches": batches, **_settings(arguments, shape)})
+    report = Report(f"engine-{arguments.shape}", settings={"shape": arguments.shape, "batches": batches, **_settings(arguments, shape)})
     print(f"drawing {spec.num_params / 1e6:.1f} M weights", flush=True)
     params = random_params(spec, arguments.dtype)
     runs = {batch: EngineRun(params, spec, shape, arguments, batch) for batch in batches}

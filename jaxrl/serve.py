@@ -17,8 +17,9 @@ from jaxrl.config.dump import dump_toml
 from jaxrl.config.load import build_parser, load_config_aloud, parse_cli
 from jaxrl.config.serve import ServeConfig
 from jaxrl.errors import ConfigError, JaxrlError, ModelLoadError
+from jaxrl.interrupt import ended_by_ctrl_c
 
-EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
+EXIT_OK, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,8 +29,13 @@ def main(argv: Sequence[str] | None = None) -> int:
       argv: the command line without the program's name; None takes the process's own.
 
     Returns:
-      0, 1, 2 or 130, as the module says.
+      0, 1 or 2, as the module says; on Ctrl-C outside of serving it does not return.
     """
+    with ended_by_ctrl_c("Interrupted."):
+        return _serve(sys.argv[1:] if argv is None else argv)
+
+
+def _serve(argv: Sequence[str]) -> int:
     errors = Console(stderr=True, highlight=False)
 
     def warn(text: str) -> None:
@@ -41,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         examples="--server.port 8001, --inference.num_slots 32, --model.name models/mine",
         can_resume=False,
     )
-    command = parse_cli(sys.argv[1:] if argv is None else argv, parser, ServeConfig)
+    command = parse_cli(argv, parser, ServeConfig)
     try:
         config = load_config_aloud(command.path, command.overrides, warn, ServeConfig)
     except ConfigError as error:
@@ -68,9 +74,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except JaxrlError as error:
         errors.print(f"The server failed: {error}", style="red", markup=False, soft_wrap=True)
         return EXIT_FAILED
-    except KeyboardInterrupt:  # while serving, Ctrl-C ends in order and raises nothing
-        errors.print("Interrupted.", style="red")
-        return EXIT_INTERRUPTED
     return EXIT_OK
 
 

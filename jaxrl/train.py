@@ -16,8 +16,9 @@ from rich.console import Console
 from jaxrl.config.dump import dump_toml
 from jaxrl.config.load import load_config_aloud, parse_cli
 from jaxrl.errors import ConfigError, JaxrlError, ModelLoadError
+from jaxrl.interrupt import ended_by_ctrl_c
 
-EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
+EXIT_OK, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -27,14 +28,19 @@ def main(argv: Sequence[str] | None = None) -> int:
       argv: the command line without the program's name; None takes the process's own.
 
     Returns:
-      0, 1, 2 or 130, as the module says.
+      0, 1 or 2, as the module says; on Ctrl-C outside of training it does not return.
     """
+    with ended_by_ctrl_c("Interrupted outside of training; no step was lost."):
+        return _train(sys.argv[1:] if argv is None else argv)
+
+
+def _train(argv: Sequence[str]) -> int:
     errors = Console(stderr=True, highlight=False)
 
     def warn(text: str) -> None:
         errors.print(f"Warning: {text}", style="yellow", markup=False, soft_wrap=True)
 
-    command = parse_cli(sys.argv[1:] if argv is None else argv)
+    command = parse_cli(argv)
     try:
         config = load_config_aloud(command.path, command.overrides, warn)
     except ConfigError as error:
@@ -74,9 +80,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             errors.print("\n".join(report["traceback"]), markup=False, soft_wrap=True)
         crash.show(report, errors)
         return EXIT_FAILED
-    except KeyboardInterrupt:  # training itself ends in order on Ctrl-C and raises nothing
-        errors.print("Interrupted outside of training; no step was lost.", style="red")
-        return EXIT_INTERRUPTED
     curve = outcome.run_dir / "reward_curve.png"
     parts = [f"run folder: {outcome.run_dir}", *([f"curve: {curve}"] if curve.is_file() else [])]
     LastingConsole(highlight=False).print("  ".join(parts), markup=False, soft_wrap=True)

@@ -59,5 +59,23 @@ def test_every_metric_is_in_the_document_of_metrics() -> None:
     assert [name for name, meaning in MEANINGS.items() if f"| `{name}` | {meaning} |" not in text] == []
 
 
+def test_the_cluster_script_of_the_gpu_document_resumes_what_has_a_checkpoint_and_else_begins_anew(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "running_on_gpu_and_tpu.md").read_text(encoding="utf-8")
+    (script,) = (code for lang, code in BLOCK.findall(text) if lang == "bash" and code.startswith("#!/bin/bash"))
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text('#!/bin/sh\nmkdir -p runs/smollm2_chain_sum/checkpoints/step_000010.orbax-checkpoint-tmp; echo "$@"\n')
+    python.chmod(0o755)
+
+    def started() -> str:
+        return subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=20).stdout
+
+    assert "--config configs/smollm2_chain_sum.toml" in started()
+    assert "--config" in started(), "a save that was cut short is no checkpoint"
+    assert len(list((tmp_path / "runs").iterdir())) == 2, "the folder of the first try is kept under another name"
+    (tmp_path / "runs" / "smollm2_chain_sum" / "checkpoints" / "step_000010").mkdir()
+    assert started() == "-m jaxrl.train --resume runs/smollm2_chain_sum\n"
+
+
 def test_agents_md_is_short_enough_to_be_read() -> None:
     assert len((ROOT / "AGENTS.md").read_text().splitlines()) <= 120

@@ -1,5 +1,8 @@
 """`python -m jaxrl.train`: a dry run, and what each kind of ending is as an exit code and a sentence."""
 
+import contextlib
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -42,7 +45,6 @@ def test_a_dry_run_prints_the_resolved_configuration_and_touches_no_device(tmp_p
         (RunFailedError("nothing to train on"), 1, "The run failed: nothing to train on"),
         (CheckpointError("the disk is full"), 1, "The run failed: the disk is full"),
         (DeadlineError("waited 5 s"), 1, "The run failed: waited 5 s"),
-        (KeyboardInterrupt(), 130, "no step was lost"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
 )
@@ -60,7 +62,28 @@ def test_an_ending_is_an_exit_code_and_one_paragraph(
     out, shown = capsys.readouterr()
     assert ("run folder: runs/here" in out) == (code == 0)
     assert said in shown and "Traceback" not in shown
-    assert isinstance(ending, JaxrlError | KeyboardInterrupt | None)
+    assert isinstance(ending, JaxrlError | None)
+
+
+def test_ctrl_c_that_nobody_else_handles_ends_the_process_at_once(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    class Exited(BaseException):
+        """Stands for the end of the process."""
+
+    def end_process(code: int) -> None:
+        raise Exited(code)
+
+    def load(config: object, *, resume: bool) -> None:
+        with contextlib.suppress(KeyboardInterrupt):  # as libraries do
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(os, "_exit", end_process)
+    monkeypatch.setattr(launch, "launch", load)
+    with pytest.raises(Exited, match="130"):
+        train.main(["--config", str(CONFIG)])
+    assert "no step was lost" in capfd.readouterr().err
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_a_fault_of_our_own_is_not_dressed_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,7 +61,7 @@ else
     run gcloud compute tpus queued-resources create "$TPU_NAME" "--node-id=$TPU_NAME" "${flags[@]}" "--runtime-version=$runtime"
   fi
   show gcloud compute tpus queued-resources describe "$TPU_NAME" "${WHERE[@]}" '--format=value(state.state)'
-  until_s=$((SECONDS + TPU_DEADLINE_S)) last= state=unknown
+  until_s=$((SECONDS + TPU_DEADLINE_S)) last='' state=unknown
   while [ "$DRY_RUN" -eq 0 ]; do
     # One look of many that fails (the network, a busy service) does not end a wait of hours.
     if now="$(described queued-resources state.state)"; then

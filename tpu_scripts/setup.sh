@@ -20,6 +20,6 @@ need_gcloud
 set_where
 need_vm
 on_workers all "test -f $(remote_dir)/Makefile" || die "no checkout in '$TPU_REMOTE_DIR' on every worker; run sync.sh first"
-on_workers all "$python -c 'import ensurepip, venv' 2>/dev/null || { sudo apt-get update -q && sudo apt-get install -y -q make $python $python-venv; }"
+on_workers all "{ command -v make >/dev/null && $python -c 'import ensurepip, venv' 2>/dev/null; } || { sudo apt-get update -q && sudo apt-get install -y -q make $python $python-venv; }"
 on_workers all "cd $(remote_dir) && make setup EXTRAS=tpu PYTHONS=$python"
 on_workers all "cd $(remote_dir) && .venv/bin/python -c 'import jax; print(jax.devices())'"

@@ -80,11 +80,13 @@ def ended_at_once(write_report: Callable[[BaseException], object], abandon: Call
 
     def end(number: int, frame: object) -> None:
         del frame
-        if number == signal.SIGTERM:
-            write_report(RunFailedError("the process was told to end (SIGTERM) before training began or after it ended"))
-        logger.warning("told to end (%s) outside of training: no step was lost", signal.Signals(number).name)
-        abandon()
-        os._exit(128 + number)
+        try:
+            if number == signal.SIGTERM:
+                write_report(RunFailedError("the process was told to end (SIGTERM) before training began or after it ended"))
+            logger.warning("told to end (%s) outside of training: no step was lost", signal.Signals(number).name)
+            abandon()
+        finally:  # a terminal that is gone must not keep the process
+            os._exit(128 + number)
 
     with _restoring_signals() as signals:
         for number in signals:

@@ -141,14 +141,13 @@ def test_create_names_type_runtime_and_place_and_refuses_a_name_that_is_taken(cl
     assert cloud.run("create", "--type", "v99-8").returncode == 2
 
 
-@pytest.mark.parametrize("kind", ["v5litepod-16", "v6e-256", "v5p-16", "v4-16"])
-def test_create_refuses_a_slice_of_several_hosts_before_it_costs_anything(kind, cloud):
-    for dry in ((), ("--dry-run",)):
-        done = cloud.run("create", "--type", kind, *dry)
-        assert done.returncode == 2 and f"'{kind}' has more than one host" in done.stderr and "--force" in done.stderr
+def test_create_refuses_a_slice_of_several_hosts_before_it_costs_anything(cloud):
+    for arguments in (("v5litepod-16", "--dry-run"), ("v5p-256",)):
+        done = cloud.run("create", "--type", *arguments)
+        assert done.returncode == 2 and f"'{arguments[0]}' has more than one host" in done.stderr and "--force" in done.stderr
         assert cloud.calls == [] and done.stdout == ""
-    forced = cloud.run("create", "--type", kind, "--force", plays={"value(state)": [*MISSING, [0, "READY"]]})
-    assert forced.returncode == 0 and f"--accelerator-type={kind}" in cloud.told("create")[0]
+    forced = cloud.run("create", "--type", "v6e-16", "--force", plays={"value(state)": [*MISSING, [0, "READY"]]})
+    assert forced.returncode == 0 and "--accelerator-type=v6e-16" in cloud.told("create")[0]
 
 
 def test_create_waits_in_the_queue_until_it_is_active_or_has_failed_or_is_too_late(cloud):
