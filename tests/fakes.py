@@ -293,6 +293,7 @@ class RecordingMonitors:
         self.steps: list[tuple[int, dict[str, float]]] = []
         self.rollouts: dict[int, list[Rollout]] = {}
         self.statuses: list[str] = []
+        self.progressed: list[tuple[str, int, int]] = []
 
     def log_step(self, step: int, values: Mapping[str, float]) -> None:
         """Keep a row of metrics."""
@@ -307,4 +308,5 @@ class RecordingMonitors:
         self.statuses.append(text)
 
     def progress(self, phase: str, done: int, total: int) -> None:
-        """Show nothing."""
+        """Keep how far a phase is."""
+        self.progressed.append((phase, done, total))

@@ -77,6 +77,15 @@ def insert_prompts(cache: KVCache, prompt_kv: KVCache, rows_N: jax.Array, slots_
     return jax.lax.fori_loop(0, is_meant_N.sum(), insert, cache)
 
 
+@functools.partial(jax.jit, donate_argnames="cache")
+def clear_slots(cache: KVCache, is_cleared_S: jax.Array) -> KVCache:
+    """Write zeros into whole slots; `cache` is donated.
+
+    Columns that no query sees have weight 0, and 0 times a NaN that a broken request left there would still be NaN.
+    """
+    return jax.tree.map(lambda x: jnp.where(is_cleared_S[:, None, None, None], 0, x), cache)
+
+
 @functools.partial(jax.jit, static_argnames="spec", donate_argnames="cache")
 def prefill_into_slots(
     params: DecodeParams, cache: KVCache, token_ids_RT: jax.Array, rows_N: jax.Array, slots_N: jax.Array, *, spec: ModelSpec

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
@@ -26,11 +26,12 @@ import jax
 import numpy as np
 
 from jaxrl.config.inference import EmbeddedInferenceConfig
-from jaxrl.engine.cache import decode_and_sample, init_cache, prefill_into_slots, score_rows, score_rows_with_top
+from jaxrl.engine.cache import clear_slots, decode_and_sample, init_cache, prefill_into_slots, score_rows, score_rows_with_top
 from jaxrl.engine.requests import ScoreTicket, Ticket, running_future, settle, why_not_generate, why_not_score
 from jaxrl.engine.sampling import SamplingArrays
 from jaxrl.engine.scheduler import PrefillCall, Scheduler, bucket_lengths, plan_prefills, smallest_bucket
 from jaxrl.engine.slots import SampledTokens, SlotTable
+from jaxrl.engine.stops import end_of_stop
 from jaxrl.errors import DeadlineError, EngineError
 from jaxrl.inference.endpoint import FinishReason, GenerateRequest, Generation, PromptScores
 from jaxrl.models.decode import DecodeParams
@@ -38,9 +39,6 @@ from jaxrl.models.spec import ModelSpec
 
 COUNTS = ("ticks", "decode_steps", "generated_tokens", "prefill_calls", "prefill_tokens", "scored_tokens", "near_ties")
 """What the engine counts from its start on; the keys of `Engine.stats` beside its present state."""
-
-STOP_MARGIN_TOKENS = 8
-"""Tokens decoded beyond a stop string's bytes when it is looked for."""
 
 
 class Engine:
@@ -235,27 +233,37 @@ class Engine:
             self._fail(error)
             raise
 
+    @property
+    def num_programs(self) -> int:
+        """How many programs `warm_up` goes through."""
+        return len(self._programs())
+
     def warm_up(self, on_progress: Callable[[str, int, int], None] | None = None) -> None:
         """Compile every program of the closed set, so that no later tick compiles anything.
 
         Args:
-          on_progress: called with (what was compiled, how many are done, how many there are).
+          on_progress: called before each program with (its name, how many are done, how many there are); may raise to stop.
         """
         assert not self._scheduler.running, "`warm_up` writes into the cache: call it before the first request"
+        programs = self._programs()
+        for done, (name, run) in enumerate(programs):
+            if on_progress is not None:
+                on_progress(name, done, len(programs))
+            run()
+
+    def _programs(self) -> list[tuple[str, Callable[[], object]]]:
+        """Name every program and what runs it on nobody's slots and rows."""
         rows, slots = self.config.prefill_rows, self.config.num_slots
-        jobs: list[tuple[str, Callable[[], object]]] = [("decode", self._run_decode)]
+        programs: list[tuple[str, Callable[[], object]]] = [("decode", self._run_decode), ("clear", partial(self._run_clear, []))]
         for bucket in self._buckets:
             token_ids, nowhere = np.zeros((rows, bucket), np.int32), np.full(slots, slots, np.int32)
             call = PrefillCall(token_ids, rows=np.zeros(slots, np.int32), slots=nowhere, num_tokens=0)
-            jobs.append((f"prefill {bucket}", partial(self._run_prefill, call)))
+            programs.append((f"prefill {bucket}", partial(self._run_prefill, call)))
         for bucket in self._score_buckets:
             # Rows of temperature 0 are nobody's, and are not run.
             arrays = np.zeros((rows, bucket), np.int32), np.zeros(rows, np.float32)
-            jobs.append((f"score {bucket}", partial(self._run_score, *arrays, wants_top=False)))
-        for done, (name, job) in enumerate(jobs, start=1):
-            job()
-            if on_progress is not None:
-                on_progress(name, done, len(jobs))
+            programs.append((f"score {bucket}", partial(self._run_score, *arrays, wants_top=False)))
+        return programs
 
     def _post(self, action: Callable[[], None]) -> None:
         """Leave an action for the next tick. After a failure there may be none, so it is run, and refused, at once."""
@@ -360,6 +368,8 @@ class Engine:
         self._counts["decode_steps"] += self.config.decode_steps_per_tick
         self._counts["generated_tokens"] += int(taken.num_tokens_A.sum())
         self._counts["near_ties"] += taken.num_near_ties
+        if taken.is_broken_A.any():
+            self._run_clear(taken.slots_A[taken.is_broken_A])
         for i in np.flatnonzero(taken.needs_look_A):
             ticket = self._scheduler.running[int(taken.slots_A[i])]
             if taken.is_broken_A[i]:
@@ -386,16 +396,9 @@ class Engine:
         if not stops:
             return False
         assert slot is not None and decode_text is not None
-        token_ids = self._slots.token_ids(slot)
-        # The text before the new tokens holds no stop string, so one must lie in a tail: a token is a byte at least. The margin is
-        # for a character that the cut breaks and for a decoder that strips the first space.
-        tail = STOP_MARGIN_TOKENS + max(len(stop.encode()) for stop in stops)
-        for end in range(len(token_ids) - num_new + 1, len(token_ids) + 1):
-            text = decode_text(token_ids[max(0, end - tail) : end])
-            if any(stop in text for stop in stops):
-                self._slots.shorten(slot, end)
-                return True
-        return False
+        if (end := end_of_stop(self._slots.token_ids(slot), num_new, stops, decode_text)) is not None:
+            self._slots.shorten(slot, end)
+        return end is not None
 
     def _score_some(self) -> None:
         """Serve the oldest scoring request that is still wanted, and with it others of its bucket, in one call."""
@@ -422,6 +425,9 @@ class Engine:
 
     def _run_prefill(self, call: PrefillCall) -> None:
         self._cache = prefill_into_slots(self._params, self._cache, call.token_ids, call.rows, call.slots, spec=self.spec)
+
+    def _run_clear(self, slots: Sequence[int] | np.ndarray) -> None:
+        self._cache = clear_slots(self._cache, np.isin(range(self.config.num_slots), slots))
 
     def _run_decode(self) -> np.ndarray:
         """Decode every slot; return [3 + 2K, S, Q] int32 on the host."""

@@ -53,7 +53,7 @@ class EnvEvalHarness:
       concurrency: rollouts that are played at the same time.
       rollout_deadline_s: deadline of one rollout, in seconds.
       hold_deadline_s: how long weight updates are kept waiting, in seconds.
-      on_progress: called with (rollouts done, rollouts planned) after each rollout.
+      on_progress: called with (rollouts done, rollouts planned) before the first rollout and after each one.
     """
 
     def __init__(
@@ -96,6 +96,8 @@ class EnvEvalHarness:
         async with self._pool.hold_version(f"evaluation of {self._env.name!r}", self._hold_deadline_s) as version:
             rollouts = [self._plan_rollout(spec, index, step, version) for index, spec in enumerate(plan)]
             num_done = 0
+            if self._on_progress is not None:
+                self._on_progress(num_done, len(plan))
             async with asyncio.TaskGroup() as group:
                 playing = [group.create_task(self._play(rollout, free)) for rollout in rollouts]
                 for played in asyncio.as_completed(playing):

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from jax.sharding import Mesh
@@ -113,12 +113,12 @@ def _build_array_arm(
     version = start_step or 0
     model = programs.model
     with failing_in(f"{START_UP}: compiling"):
-        compiling = _Compiling(progress)
         store = WeightStore(model.spec, config.engine.dtype, num_versions=config.num_policy_versions, device=mesh.devices.flat[0])
         store.publish(version, state.params)
-        programs.compile(functools.partial(compiling.done, 0))
         engine = Engine(model.spec, store.get(version), config.engine, version=version, decode_text=renderer.decode)
-        engine.warm_up(functools.partial(compiling.done, 1))
+        with _compiling(progress, programs.num_programs + engine.num_programs) as begin:
+            programs.compile(functools.partial(begin, 0))
+            engine.warm_up(functools.partial(begin, programs.num_programs))
     times = {"load_s": round(loaded_s - started_s, 3), "compile_s": round(time.monotonic() - loaded_s, 3)}
     start_up = times | {"programs": num_compiles() - num_programs, "programs_from_cache": num_cache_hits() - num_cached}
     words = "loaded in %(load_s).1f s; %(programs)d programs in %(compile_s).1f s, %(programs_from_cache)d of them from the compile cache"
@@ -147,24 +147,33 @@ def _load(
         with failing_in("checkpoint"):
             state, parts = checkpointer.restore(start_step, programs.abstract_state)
         orchestrator_state = parts[ORCHESTRATOR_PART]
+        logger.info("restored step %d; goes on with step %d", start_step, start_step + 1)
     progress("loading", 1, 1)
     return programs, state, orchestrator_state
 
 
-class _Compiling:
-    """Shows each program once it is compiled, and logs it with its seconds."""
+@contextlib.contextmanager
+def _compiling(progress: Progress, total: int) -> Iterator[Callable[[int, str, int, int], None]]:
+    """Show each program when its compilation begins, and log it with its seconds when that ends.
 
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-        self._since_s = time.monotonic()
-        progress("compiling", 0, 2)
+    Yields:
+      Takes the programs that are done before an arm, and what the arm's `on_progress` takes.
+    """
+    running: tuple[str, float] | None = None
 
-    def done(self, before: int, name: str, done: int, total: int) -> None:
-        """Take a program, the `done`th of `total` of its arm; `before` arms are through."""
-        now_s = time.monotonic()
-        logger.info("compiled %s in %.1f s", name, now_s - self._since_s)
-        self._progress("compiling", before + done / total, 2, f"{name} {now_s - self._since_s:.1f} s")
-        self._since_s = now_s
+    def log() -> None:
+        if running is not None:
+            logger.info("compiled %s in %.1f s", running[0], time.monotonic() - running[1])
+
+    def begin(before: int, name: str, done: int, _: int) -> None:
+        nonlocal running
+        log()
+        running = name, time.monotonic()
+        progress("compiling", before + done, total, name)
+
+    yield begin
+    log()
+    progress("compiling", total, total)
 
 
 def check_sizes(config: RunConfig) -> None:

@@ -149,7 +149,7 @@ def load_backend(config: ServeConfig, renderer: Renderer, device: DeviceThread, 
     del params
     max_logprobs = config.server.max_logprobs
     engine = Engine(model.spec, store.get(0), config.engine, version=0, decode_text=renderer.decode, max_logprobs=max_logprobs)
-    engine.warm_up(lambda name, done, total: progress(f"compiled {name} ({done} of {total})"))
+    engine.warm_up(lambda name, done, total: progress(f"compiling {name} ({done + 1} of {total})"))
 
     def tick() -> None:
         try:

@@ -115,6 +115,8 @@ def launch(
         arm = stack.enter_context(array_arm(config, renderer, mesh, monitors.progress, checkpointer, start_step))
         monitors.note(start_up=arm.start_up | {"compile_cache": None if cache is None else str(cache)})
         monitors.status("")
+        if start_step is not None:
+            monitors.say(f"restored step {start_step}; goes on with step {start_step + 1}")
         monitors.meter("engine", EngineMeter(arm.engine.stats))
         crash.watch("device thread", arm.device.describe)
         crash.watch("engine", arm.engine.describe)

@@ -159,7 +159,8 @@ class CrashReporter:
         return {part: self._log.clean(str(self._try(describe))) for part, describe in self._parts.items()}
 
     def _environment(self) -> Any:
-        return json.loads((self._run_dir / "environment.json").read_text(encoding="utf-8"))
+        environment = json.loads((self._run_dir / "environment.json").read_text(encoding="utf-8"))
+        return environment["resumes"][-1] if environment.get("resumes") else environment
 
     @staticmethod
     def _try(ask: Callable[[], object]) -> object:

@@ -75,14 +75,17 @@ class MonitorSet:
         self._terminal: Terminal | None = None
         self._guard("old step files", lambda: self._remove_steps_after(resume_step or 0))
         self._environment: dict[str, Any] = {}
+        self._start = self._environment
+        if resume_step is not None:
+            self._guard("earlier starts", lambda: self._keep_earlier_starts(resume_step))
         self._guard("environment.json", lambda: self.note(**describe_environment(devices)))
         if config.terminal:
             self._guard("terminal", lambda: self._open_terminal(console, max_steps, resume_step or 0))
         self._trackers: list[Tracker] = open_trackers(run_dir, config, name=name, run_config=run_config or {}, resume_step=resume_step)
 
     def note(self, **facts: Any) -> None:
-        """Add facts about the run, as JSON values, to `environment.json`; one that is there already is replaced."""
-        self._environment |= facts
+        """Add facts about this start of the run, as JSON values, to `environment.json`; one that is there already is replaced."""
+        self._start |= facts
         text = json.dumps(self._environment, indent=2) + "\n"
         self._guard("environment.json", lambda: (self._run_dir / "environment.json").write_text(text, encoding="utf-8"))
 
@@ -138,6 +141,10 @@ class MonitorSet:
         self.phase = phase if done < total else ""
         self._show(lambda terminal: terminal.progress(phase, done, total, detail))
 
+    def say(self, text: str) -> None:
+        """Print a line that stays, above a live view."""
+        self._show(lambda terminal: terminal.say(text))
+
     def meter(self, label: str, read: Callable[[], str]) -> None:
         """Show what `read` returns each time that the view is drawn; always one line. It must be quick and thread-safe."""
         self._show(lambda terminal: terminal.meter(label, read))
@@ -157,6 +164,13 @@ class MonitorSet:
         self._show(lambda terminal: terminal.close())
         for tracker in self._trackers:
             tracker.close()
+
+    def _keep_earlier_starts(self, step: int) -> None:
+        """Begin the entry of this start, which goes on from `step`, below what the file says of the earlier ones."""
+        environment = json.loads((self._run_dir / "environment.json").read_text(encoding="utf-8"))
+        start: dict[str, Any] = {"resumed_step": step}
+        environment.setdefault("resumes", []).append(start)
+        self._environment, self._start = environment, start
 
     def _guard(self, sink: str, action: Callable[[], object]) -> None:
         """Do what a sink does; when it fails, warn the first time and go on."""

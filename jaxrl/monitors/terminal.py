@@ -32,6 +32,12 @@ logger = logging.getLogger(__name__)
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _SPARK_WIDTH = 48
+_PADDING = 3
+"""Empty places between the columns of figures."""
+
+_FRAME = 4
+"""Places that the frame of the live view takes from a line."""
+
 _STATUS_EVERY_S = 30.0
 """A log shows what is waited for this often at most; the live view always does."""
 
@@ -50,6 +56,8 @@ _FIGURES: tuple[tuple[str, str, str], ...] = (
     (metrics.ERROR_FRAC, "errors", ".1%"),
     (metrics.STALENESS_MAX, "staleness", ".0f"),
     (metrics.STEP_S, "step s", ".2f"),
+    ("memory/host_rss_gib", "host GiB", ".2f"),
+    ("memory/device_in_use_gib", "device GiB", ".2f"),
 )
 """What a step shows: metric, label, format."""
 
@@ -204,6 +212,10 @@ class Terminal:
                 self._status_shown = self._clock()
                 self._print(text)
 
+    def say(self, text: str) -> None:
+        """Print a line that stays; it stands above the live view."""
+        self._print(text)
+
     def close(self) -> None:
         """Stop showing and leave a summary; a second call does nothing."""
         self._closed.set()
@@ -225,7 +237,9 @@ class Terminal:
         self._console.show_cursor()
 
     def _summary(self) -> str:
-        parts = [f"{self._step - self._first_step} steps in {_duration(self._clock() - self._started)}"]
+        num, first = self._step - self._first_step, self._first_step + 1
+        which = f"steps {first} to {self._step}, those of this start," if self._first_step else f"{num} steps"
+        parts = [f"{which} in {_duration(self._clock() - self._started)}"]
         if self._rewards:
             edge = max(1, min(5, len(self._rewards) // 2))
             first, last = sum(self._rewards[:edge]) / edge, sum(self._rewards[-edge:]) / edge
@@ -248,9 +262,9 @@ class Terminal:
             elapsed = self._clock() - self._started
             left = self._seconds_left()
             head = Table.grid(expand=True, padding=(0, 2))
-            head.add_column(width=20)
+            head.add_column(min_width=20, overflow="ellipsis", no_wrap=True)
             head.add_column(ratio=1)
-            head.add_column(justify="right", min_width=24)
+            head.add_column(justify="right", no_wrap=True)
             times = f"{_duration(elapsed)}" + (f", {_duration(left)} left" if left is not None else "")
             head.add_row(f"step {self._step}/{self._max_steps}", ProgressBar(self._max_steps, self._step), times)
             now = self._clock()
@@ -264,7 +278,7 @@ class Terminal:
                 parts.append(self._reward_line())
             parts += [self._eval_line(name, points) for name, points in self._evals.items()]
             if self._values:
-                parts.append(_figure_grid(_figures(self._values)))
+                parts.append(_figure_grid(_figures(self._values), self._console.width - _FRAME))
             # An empty line when nothing is waited for: a view that changes its height flickers.
             parts.append(Text(self._status, style="yellow"))
         return Panel(Group(*parts), title=Text(f"jaxrl · {self._name}"), title_align="left", border_style="dim")
@@ -277,8 +291,10 @@ class Terminal:
         return (self._clock() - time_s) / (self._step - step) * (self._max_steps - self._step)
 
     def _reward_line(self) -> Text:
-        line = Text("reward  ").append(sparkline(self._rewards, _SPARK_WIDTH), style="green")
-        return line.append(f"  {self._rewards[0]:.3f} -> {self._rewards[-1]:.3f}, best {max(self._rewards):.3f}", style="bold")
+        label = f"reward from step {self._first_step + 1}  " if self._first_step else "reward  "
+        words = f"  {self._rewards[0]:.3f} -> {self._rewards[-1]:.3f}, best {max(self._rewards):.3f}"
+        width = max(8, min(_SPARK_WIDTH, self._console.width - _FRAME - len(label) - len(words)))
+        return Text(label).append(sparkline(self._rewards, width), style="green").append(words, style="bold")
 
     def _eval_line(self, name: str, points: Sequence[tuple[int, float]]) -> Text:
         shown = [f"{value:.3f} (v{step})" for step, value in points]
@@ -337,11 +353,20 @@ def _figures(values: Mapping[str, float]) -> list[tuple[str, str]]:
     return [(label, format(values[name], spec)) for name, label, spec in _FIGURES if name in values]
 
 
-def _figure_grid(figures: Sequence[tuple[str, str]]) -> Table:
-    grid = Table.grid(padding=(0, 3))
-    for start in range(0, len(figures), 4):
-        grid.add_row(*(Text(f"{label} ", style="dim").append(value, style="bold") for label, value in figures[start : start + 4]))
+def _figure_grid(figures: Sequence[tuple[str, str]], width: int) -> Table:
+    """Lay figures out in five columns, or in as many as `width` places hold, so that none is broken over two lines."""
+    num = max(1, min(5, len(figures)))
+    while num > 1 and _grid_width(figures, num) > width:
+        num -= 1
+    grid = Table.grid(padding=(0, _PADDING))
+    for start in range(0, len(figures), num):
+        grid.add_row(*(Text(f"{label} ", style="dim").append(value, style="bold") for label, value in figures[start : start + num]))
     return grid
+
+
+def _grid_width(figures: Sequence[tuple[str, str]], num: int) -> int:
+    columns = [max(len(label) + 1 + len(value) for label, value in figures[column::num]) for column in range(num)]
+    return sum(columns) + _PADDING * (num - 1)
 
 
 def _amount(part: float, total: float) -> str:

@@ -280,6 +280,8 @@ class Orchestrator:
             if not is_wanted or is_stale(step, self._pool.version, self._config.max_staleness_steps):
                 return
             self._dispatcher.open(self._pool.version, tasks)
+            if kept < needed:
+                self._monitors.progress("generating", kept, needed)
 
     def _should_ship(self) -> bool:
         return should_ship(

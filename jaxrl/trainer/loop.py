@@ -207,8 +207,8 @@ class Trainer:
             )
             if self._should_report_logprobs:
                 logprobs.append(previous)
-            if number < len(batch.micro_batches):
-                self._show_progress(batch, number, started)
+            if number > 1:  # the one that was just dispatched is in flight still
+                self._show_progress(batch, number - 1, started)
         with self._updating:
             metrics = self._device.run(self._apply, batch, accumulator, kind="trainer")
             metrics |= throughput_metrics(batch, self._programs.model.spec, self._clock() - started, self._peak)
@@ -233,7 +233,7 @@ class Trainer:
         )
 
     def _show_progress(self, batch: TrainBatch, num_done: int, started_s: float) -> None:
-        """Say how many micro-batches are done; the one in flight counts as done, the update as part of the last one."""
+        """Say how many micro-batches are done, and how fast; the update counts as part of the last one."""
         if self._progress is None:
             return
         num = len(batch.micro_batches)

@@ -150,6 +150,11 @@ class StepPrograms:
         self._traces = {name: functools.partial(jitted[name].trace, *inputs[name]) for name in jitted}
         self._compiled: dict[str, jax.stages.Compiled] = {}
 
+    @property
+    def num_programs(self) -> int:
+        """How many programs `compile` goes through."""
+        return len(self._traces)
+
     def program(self, name: str) -> jax.stages.Compiled:
         """Return a compiled program by the name of its method; `as_text()` and `memory_analysis()` tell of it.
 
@@ -172,12 +177,12 @@ class StepPrograms:
         """Compile every program that is not compiled yet; a step compiles nothing afterwards.
 
         Args:
-          on_progress: called with (what was compiled, how many are done, how many there are).
+          on_progress: called before each program with (its name, how many are done, how many there are); may raise to stop.
         """
-        for done, name in enumerate(self._traces, start=1):
-            self.program(name)
+        for done, name in enumerate(self._traces):
             if on_progress is not None:
                 on_progress(name, done, len(self._traces))
+            self.program(name)
 
     def init_state(self, params: Params) -> TrainState:
         """Start a run from parameters, with fresh moments.

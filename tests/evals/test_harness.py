@@ -95,10 +95,10 @@ async def test_no_more_episodes_run_at_once_than_asked_for() -> None:
     assert max(running) == 3
 
 
-async def test_progress_is_told_after_each_episode() -> None:
+async def test_progress_is_told_before_the_first_episode_and_after_each() -> None:
     told: list[tuple[int, int]] = []
     await harness(Sums(3), on_progress=lambda done, total: told.append((done, total))).run(step=0)
-    assert told == [(1, 3), (2, 3), (3, 3)]
+    assert told == [(0, 3), (1, 3), (2, 3), (3, 3)]
 
 
 async def test_sampling_is_evaluations_own_and_seeds_are_of_a_scope_that_training_cannot_have() -> None:

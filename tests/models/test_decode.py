@@ -94,6 +94,7 @@ def test_rows_without_a_temperature_are_skipped_and_change_nothing() -> None:
     assert some[1].tobytes() == everything[1].tobytes() and (some[[0, 2]] == 0).all() and (everything[:, 1:] < 0).all()
 
 
+@pytest.mark.slow
 def test_op_by_op_prefill_decode_and_score_are_those_of_the_compiled_functions() -> None:
     _, params = model_of(SPEC)
     weights = to_engine(params, SPEC, "float32")

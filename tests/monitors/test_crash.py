@@ -141,6 +141,6 @@ def test_a_group_is_named_after_the_first_of_its_exceptions(tmp_path: Path) -> N
 def test_a_folder_with_a_blank_is_quoted_and_an_odd_environment_is_left_out(tmp_path: Path) -> None:
     run_dir = tmp_path / "a run"
     run_dir.mkdir()
-    (run_dir / "environment.json").write_text('{"packages": ["jax"]}')
+    (run_dir / "environment.json").write_text('{"packages": {"jax": "first"}, "resumes": [{"packages": ["jax"]}]}')
     failed_run(reporter(run_dir))
     assert f"--resume '{run_dir}'\n" in (run_dir / "crash.txt").read_text()

@@ -55,6 +55,20 @@ def test_monitors_that_are_off_write_nothing_and_metrics_are_always_on(tmp_path:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["environment.json", "metrics.jsonl"]
 
 
+def test_every_start_of_a_run_stays_in_the_environment_and_a_broken_file_stops_nothing(tmp_path: Path) -> None:
+    for resume_step, load_s in ((None, 1.0), (6, 2.0), (6, 3.0)):
+        m = monitors(tmp_path, resume_step=resume_step)
+        m.note(start_up={"load_s": load_s})
+        m.close()
+    environment = json.loads((tmp_path / "environment.json").read_text())
+    assert environment["start_up"] == {"load_s": 1.0} and "resumed_step" not in environment
+    assert [(start["resumed_step"], start["start_up"]["load_s"]) for start in environment["resumes"]] == [(6, 2.0), (6, 3.0)]
+    assert environment["resumes"][0].keys() == {*environment, "resumed_step"} - {"resumes"}
+    (tmp_path / "environment.json").write_text("{", encoding="utf-8")
+    monitors(tmp_path, resume_step=6).close()
+    assert "jax" in json.loads((tmp_path / "environment.json").read_text())["packages"]
+
+
 def test_resuming_removes_what_later_steps_wrote(tmp_path: Path) -> None:
     m = monitors(tmp_path)
     for step in (1, 2, 3):

@@ -3,6 +3,7 @@
 import io
 import logging
 import os
+import re
 import sys
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from jaxrl.monitors.terminal import EngineMeter, LastingConsole, Terminal, sparkline
+from jaxrl.monitors.terminal import _FIGURES, EngineMeter, LastingConsole, Terminal, _figures, sparkline
 
 VALUES = {"rollout/reward/mean": 0.4375, "mismatch/kl/mean": 1.2e-7, "throughput/generated_tokens_per_s": 6312.4, "time/step_s": 1.5}
 
@@ -119,6 +120,40 @@ def test_the_summary_compares_the_first_and_last_rewards_and_the_evaluations() -
     assert out.getvalue().splitlines()[-1] == (
         "4 steps in 1:02:03; reward 0.150 -> 0.350 (mean of 2 first and last); sum success_rate 0.250 -> 0.750"
     )
+
+
+def test_the_summary_of_a_resumed_run_says_which_steps_it_is_about() -> None:
+    terminal, out = plain(first_step=6)
+    for step in (7, 8):
+        terminal.step(step, {"rollout/reward/mean": step / 10})
+    terminal.close()
+    assert out.getvalue().splitlines()[-1] == (
+        "steps 7 to 8, those of this start, in 0:00; reward 0.700 -> 0.800 (mean of 1 first and last)"
+    )
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 140])
+def test_a_narrow_view_breaks_no_figure_and_no_phase_over_two_lines(width: int) -> None:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=width, height=30, _environ={"TERM": "xterm"})
+    terminal = Terminal("run", 60, first_step=6, console=console, clock=Clock())
+    figures = {name: 0.125 for name, _, _ in _FIGURES} | {"throughput/generated_tokens_per_s": 123456.0, "memory/host_rss_gib": 1.5}
+    for step in range(7, 60):
+        terminal.step(step, figures)
+    terminal.progress("compiling", 3, 11, "psum_denominators")
+    live = terminal._live
+    assert live is not None
+    with console.capture() as capture:
+        console.print(terminal._render())
+    terminal.close()
+    lines = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", capture.get()).splitlines()
+    for label, value in _figures(figures):
+        assert any(f"{label} {value}" in line for line in lines), (label, lines)
+    assert any("generated tok/s 123,456" in line for line in lines)
+    for part in ("step 59/60", "psum_denominators  3/11, 0:00", "reward from step 7", "best 0.125"):
+        assert any(part in line for line in lines), (part, lines)
+    assert [line for line in lines if "reward from" in line][0].rstrip("│ ").endswith("best 0.125")
+    assert len({len(line) for line in lines}) == 1
 
 
 def test_of_many_scores_a_log_shows_those_for_people_and_of_unknown_ones_all() -> None:

@@ -347,6 +347,28 @@ def test_progress_counts_micro_batches_and_tells_the_speed(device):
     assert shown[0][3] == "" and shown[1][3] == f"{batch.num_tokens / 4 / 2:,.0f} tok/s", "two ticks of the clock after the start"
 
 
+def test_progress_does_not_count_the_micro_batch_in_flight(device, monkeypatch):
+    batch = make_batch([make_sample(seed, 15) for seed in range(8)], make_config())
+    events = []
+    harness = Harness(device, [batch], progress=lambda phase, done, total, detail: events.append(done))
+    grad_step, wait = harness.programs.grad_step, jax.block_until_ready
+
+    def dispatch(*arguments):
+        events.append("dispatched")
+        return grad_step(*arguments)
+
+    def wait_for(arrays):
+        if arrays is not None:
+            events.append("waited")
+        return wait(arrays)
+
+    monkeypatch.setattr(harness.programs, "grad_step", dispatch)
+    monkeypatch.setattr(jax, "block_until_ready", wait_for)
+    harness.trainer.run()
+    steps = [event for done in (1, 2, 3) for event in ("dispatched", "waited", done)]
+    assert events == [0, "dispatched", *steps, 4]
+
+
 def test_engine_ticks_run_between_micro_batches_and_a_failing_tick_ends_the_run(device):
     batch = make_batch([make_sample(seed, 15) for seed in range(8)], make_config())
     assert len(batch.micro_batches) == 4
