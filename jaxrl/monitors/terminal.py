@@ -238,7 +238,7 @@ class Terminal:
 
     def _summary(self) -> str:
         num, first = self._step - self._first_step, self._first_step + 1
-        which = f"steps {first} to {self._step}, those of this start," if self._first_step else f"{num} steps"
+        which = f"{num} steps" + (f" of this start, from step {first}," if self._first_step else "")
         parts = [f"{which} in {_duration(self._clock() - self._started)}"]
         if self._rewards:
             edge = max(1, min(5, len(self._rewards) // 2))

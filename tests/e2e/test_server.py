@@ -65,6 +65,7 @@ def server() -> Iterator[Running]:
         thread.join(timeout=20)
     assert not thread.is_alive()
     assert any(line.startswith("serving 'small' at http://127.0.0.1:") for line in said)
+    assert next(line for line in said if line.startswith("compiling")).startswith("compiling decode (1 of "), "named when it begins"
     assert KEY not in "".join(said)
 
 

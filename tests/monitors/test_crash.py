@@ -144,3 +144,10 @@ def test_a_folder_with_a_blank_is_quoted_and_an_odd_environment_is_left_out(tmp_
     (run_dir / "environment.json").write_text('{"packages": {"jax": "first"}, "resumes": [{"packages": ["jax"]}]}')
     failed_run(reporter(run_dir))
     assert f"--resume '{run_dir}'\n" in (run_dir / "crash.txt").read_text()
+
+
+def test_a_report_of_a_resumed_run_has_the_environment_of_its_own_start(tmp_path: Path) -> None:
+    first, second = {"packages": {"jax": "1.0"}}, {"resumed_step": 6, "packages": {"jax": "2.0"}}
+    (tmp_path / "environment.json").write_text(json.dumps(first | {"resumes": [second]}))
+    failed_run(reporter(tmp_path))
+    assert json.loads((tmp_path / "crash.json").read_text())["environment"] == second

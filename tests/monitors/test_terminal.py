@@ -128,7 +128,7 @@ def test_the_summary_of_a_resumed_run_says_which_steps_it_is_about() -> None:
         terminal.step(step, {"rollout/reward/mean": step / 10})
     terminal.close()
     assert out.getvalue().splitlines()[-1] == (
-        "steps 7 to 8, those of this start, in 0:00; reward 0.700 -> 0.800 (mean of 1 first and last)"
+        "2 steps of this start, from step 7, in 0:00; reward 0.700 -> 0.800 (mean of 1 first and last)"
     )
 
 
@@ -152,7 +152,6 @@ def test_a_narrow_view_breaks_no_figure_and_no_phase_over_two_lines(width: int) 
     assert any("generated tok/s 123,456" in line for line in lines)
     for part in ("step 59/60", "psum_denominators  3/11, 0:00", "reward from step 7", "best 0.125"):
         assert any(part in line for line in lines), (part, lines)
-    assert [line for line in lines if "reward from" in line][0].rstrip("│ ").endswith("best 0.125")
     assert len({len(line) for line in lines}) == 1
 
 

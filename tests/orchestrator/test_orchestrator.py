@@ -45,6 +45,8 @@ async def test_a_synchronous_run_ships_every_step_on_policy():
             "time/pack_s",
             "tasks/toy/groups",
         } <= metrics.keys()
+    told = [done for phase, done, total in run.monitors.progressed if (phase, total) == ("generating", 2)]
+    assert list(dict.fromkeys(told[:3])) == [0, 1] and told.count(2) == 3, "from the moment at which a step's first group is dispatched"
     assert run.pool.versions_seen == [0, 1, 2, 3]
     assert run.orchestrator.snapshot() == run.orchestrator.snapshot(3)
     with pytest.raises(CheckpointError, match=r"no snapshot of step 2, only of \[3\]"):
