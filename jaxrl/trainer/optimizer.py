@@ -149,10 +149,10 @@ def _clip(max_norm: float) -> optax.GradientTransformationExtraArgs:
         return optax.EmptyState()
 
     def update(
-        updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None, *, grad_norm: jax.Array, **_: Any
+        updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None, **extra: Any
     ) -> tuple[optax.Updates, optax.OptState]:
         del params
-        scale = jnp.where(grad_norm < max_norm, 1.0, max_norm / grad_norm)
+        scale = jnp.where(extra["grad_norm"] < max_norm, 1.0, max_norm / extra["grad_norm"])
         return jax.tree.map(lambda leaf: leaf * scale.astype(leaf.dtype), updates), state
 
     return optax.GradientTransformationExtraArgs(init, update)
