@@ -21,8 +21,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, get_args
 
+from jaxrl.blame import blame
 from jaxrl.errors import DeadlineError, RunFailedError
-from jaxrl.monitors.crash import blame
 
 T = TypeVar("T")
 

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from jaxrl import launch, train
+from jaxrl.blame import failing_in
 from jaxrl.config.load import load_config
 from jaxrl.config.run import RunConfig
 from jaxrl.errors import CheckpointError, ConfigError, DeadlineError, JaxrlError, ModelLoadError, RunFailedError
-from jaxrl.monitors.crash import CrashReporter, failing_in
+from jaxrl.monitors.crash import CrashReporter
 from jaxrl.monitors.logs import Redactor, RunLog
 
 FAKE_KEY = "sk-" + "a1B2c3D4e5F6g7H8i9J0"

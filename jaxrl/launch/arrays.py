@@ -16,6 +16,7 @@ from typing import Protocol
 
 from jax.sharding import Mesh
 
+from jaxrl.blame import START_UP, failing_in
 from jaxrl.config.run import RunConfig
 from jaxrl.devices import DeviceThread
 from jaxrl.engine.engine import Engine
@@ -23,7 +24,6 @@ from jaxrl.errors import ConfigError
 from jaxrl.inference.rendering import Renderer
 from jaxrl.models import ModelSpec, load_pretrained, load_spec
 from jaxrl.models.mesh import check_model_fits
-from jaxrl.monitors.crash import START_UP, failing_in
 from jaxrl.trainer.checkpoint import Checkpointer
 from jaxrl.trainer.compiles import num_cache_hits, num_compiles
 from jaxrl.trainer.loop import ORCHESTRATOR_PART

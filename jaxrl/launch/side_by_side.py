@@ -15,9 +15,9 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future
 
+from jaxrl.blame import blame
 from jaxrl.errors import DeadlineError, RunFailedError
 from jaxrl.launch.arrays import STOP_DEADLINE_S
-from jaxrl.monitors.crash import blame
 
 logger = logging.getLogger(__name__)
 

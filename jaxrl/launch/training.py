@@ -22,6 +22,7 @@ import jax
 from jax.sharding import Mesh
 
 from jaxrl.batching import pack
+from jaxrl.blame import START_UP, blame, failing_in
 from jaxrl.config.env import EnvBase, env_name
 from jaxrl.config.run import RunConfig
 from jaxrl.engine.client import EmbeddedEndpoint
@@ -36,7 +37,7 @@ from jaxrl.launch.compile_cache import use_compile_cache
 from jaxrl.launch.side_by_side import ctrl_c, ended_at_once, in_thread, side_by_side
 from jaxrl.models import build_mesh
 from jaxrl.monitors import MonitorSet
-from jaxrl.monitors.crash import START_UP, CrashReporter, blame, failing_in
+from jaxrl.monitors.crash import CrashReporter
 from jaxrl.monitors.folder import check_run_folder, only_writer, resume_command, write_config
 from jaxrl.monitors.logs import Redactor, RunLog, logging_to, secrets_in
 from jaxrl.monitors.terminal import EngineMeter

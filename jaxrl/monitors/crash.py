@@ -1,7 +1,8 @@
 """The report of a run that failed: which component, why, where each part stood, and the command that goes on from what is saved.
 
 In: an exception that left the run, and what the run registered beforehand. Out: `crash.json` and `crash.txt` in the run folder and a
-panel for a terminal, all without secrets. A component is named where its part begins (`failing_in`), never guessed from a traceback.
+panel for a terminal, all without secrets. A component is named where its part begins (`blame.failing_in`), never guessed from
+a traceback.
 """
 
 from __future__ import annotations
@@ -13,57 +14,19 @@ import traceback
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
 
+from jaxrl.blame import causes_of, component_of_error
 from jaxrl.monitors.folder import resume_command
 from jaxrl.monitors.logs import RunLog, text_of
 
 logger = logging.getLogger(__name__)
 
-Error = TypeVar("Error", bound=BaseException)
-
-START_UP = "start-up"
-"""The component of what fails before any part has begun."""
-
-_COMPONENT = "_jaxrl_component"
 _REPORT = "_jaxrl_crash_report"
-_MAX_CAUSES = 8
-
-
-def blame(error: Error, component: str) -> Error:
-    """Name the component that an exception comes from; a name that it has already stays."""
-    if not hasattr(error, _COMPONENT):
-        with contextlib.suppress(Exception):  # an exception of a class that takes no attributes stays unnamed
-            setattr(error, _COMPONENT, component)
-    return error
-
-
-@contextlib.contextmanager
-def failing_in(component: str) -> Iterator[None]:
-    """Name the component of whatever is raised in the block, unless a block inside has named it.
-
-    Example:
-      >>> with contextlib.suppress(ValueError), failing_in("orchestrator"), failing_in("environment 'sums'"):
-      ...     error = ValueError("no tasks")
-      ...     raise error
-      >>> component_of_error(error)
-      "environment 'sums'"
-    """
-    try:
-        yield
-    except BaseException as error:
-        blame(error, component)
-        raise
-
-
-def component_of_error(error: BaseException) -> str:
-    """Return the component that an exception comes from: the one named deepest in its chain of causes."""
-    named = [getattr(part, _COMPONENT) for part in _causes(error) if hasattr(part, _COMPONENT)]
-    return named[-1] if named else START_UP
 
 
 def report_of(error: BaseException) -> dict[str, Any] | None:
@@ -139,7 +102,7 @@ class CrashReporter:
         clean = self._log.clean
         saved = self._try(self._saved_step)
         saved_step = saved if isinstance(saved, int) else None
-        chain = [{"type": type(part).__name__, "message": clean(text_of(part))} for part in _causes(error)]
+        chain = [{"type": type(part).__name__, "message": clean(text_of(part))} for part in causes_of(error)]
         return {
             "time": datetime.now(UTC).isoformat(timespec="seconds"),
             "component": component_of_error(error),
@@ -212,14 +175,3 @@ def _what_to_do(report: dict[str, Any]) -> list[str]:
     if report["resume"] is None:
         return ["no step is saved: mend the cause and start again", more]
     return [f"step {report['saved_step']} is saved; resume with: {report['resume']}", more]
-
-
-def _causes(error: BaseException) -> list[BaseException]:
-    """Return an exception and what it was raised from, outermost first; of a group, the first of its exceptions."""
-    chain: list[BaseException] = []
-    part: BaseException | None = error
-    # By identity: an exception may compare as it likes.
-    while part is not None and not any(part is known for known in chain) and len(chain) < _MAX_CAUSES:
-        chain.append(part)
-        part = part.exceptions[0] if isinstance(part, BaseExceptionGroup) else part.__cause__
-    return chain

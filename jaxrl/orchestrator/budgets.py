@@ -6,9 +6,9 @@ failures and single empty batches are normal and pass.
 
 from __future__ import annotations
 
+from jaxrl.blame import blame
 from jaxrl.errors import RunFailedError
 from jaxrl.monitors import metrics as names
-from jaxrl.monitors.crash import blame
 from jaxrl.orchestrator.metrics import StepTally
 from jaxrl.types import Boundary, Rollout
 

@@ -24,11 +24,11 @@ from typing import Protocol
 import jax
 import numpy as np
 
+from jaxrl.blame import blame, failing_in
 from jaxrl.config.trainer import TrainerConfig
 from jaxrl.devices import DeviceThread
 from jaxrl.errors import CheckpointError, DeadlineError, RunFailedError
 from jaxrl.models.transformer import Params
-from jaxrl.monitors.crash import blame, failing_in
 from jaxrl.trainer.checkpoint import Checkpointer
 from jaxrl.trainer.compiles import num_cache_hits, num_compiles
 from jaxrl.trainer.memory import memory_metrics

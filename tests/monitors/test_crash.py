@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from jaxrl.blame import blame, component_of_error, failing_in
 from jaxrl.errors import ConfigError, DeadlineError, RunFailedError
-from jaxrl.monitors.crash import CrashReporter, blame, component_of_error, failing_in, report_of, show
+from jaxrl.monitors.crash import CrashReporter, report_of, show
 from jaxrl.monitors.logs import Redactor, RunLog
 
 FAKE_KEY = "sk-" + "a1B2c3D4e5F6g7H8i9J0"

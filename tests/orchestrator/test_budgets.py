@@ -1,7 +1,7 @@
 import pytest
 
+from jaxrl.blame import component_of_error
 from jaxrl.errors import RunFailedError
-from jaxrl.monitors.crash import component_of_error
 from jaxrl.orchestrator.budgets import EmptyBatchBudget, FailureBudget
 from jaxrl.orchestrator.metrics import StepTally
 from jaxrl.types import Boundary, Failure

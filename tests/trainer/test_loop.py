@@ -7,10 +7,10 @@ import jax
 import numpy as np
 import pytest
 
+from jaxrl.blame import component_of_error
 from jaxrl.config.trainer import CheckpointConfig
 from jaxrl.devices import DeviceThread
 from jaxrl.errors import CheckpointError, DeadlineError, RunFailedError
-from jaxrl.monitors.crash import component_of_error
 from jaxrl.trainer.checkpoint import Checkpointer
 from jaxrl.trainer.compiles import num_compiles
 from jaxrl.trainer.loop import ORCHESTRATOR_PART, Trainer, split_by_sample

@@ -1,0 +1,62 @@
+"""Which part of a run an exception comes from: a name that is written on it where that part begins.
+
+In: a block or an exception, and the name of a component. Out: the same exception, named. A name is never guessed from a
+traceback; what is done with it (`monitors.crash`) is not known here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TypeVar
+
+Error = TypeVar("Error", bound=BaseException)
+
+START_UP = "start-up"
+"""The component of what fails before any part has begun."""
+
+_COMPONENT = "_jaxrl_component"
+_MAX_CAUSES = 8
+
+
+def blame(error: Error, component: str) -> Error:
+    """Name the component that an exception comes from; a name that it has already stays."""
+    if not hasattr(error, _COMPONENT):
+        with contextlib.suppress(Exception):  # an exception of a class that takes no attributes stays unnamed
+            setattr(error, _COMPONENT, component)
+    return error
+
+
+@contextlib.contextmanager
+def failing_in(component: str) -> Iterator[None]:
+    """Name the component of whatever is raised in the block, unless a block inside has named it.
+
+    Example:
+      >>> with contextlib.suppress(ValueError), failing_in("orchestrator"), failing_in("environment 'sums'"):
+      ...     error = ValueError("no tasks")
+      ...     raise error
+      >>> component_of_error(error)
+      "environment 'sums'"
+    """
+    try:
+        yield
+    except BaseException as error:
+        blame(error, component)
+        raise
+
+
+def component_of_error(error: BaseException) -> str:
+    """Return the component that an exception comes from: the one named deepest in its chain of causes."""
+    named = [getattr(part, _COMPONENT) for part in causes_of(error) if hasattr(part, _COMPONENT)]
+    return named[-1] if named else START_UP
+
+
+def causes_of(error: BaseException) -> list[BaseException]:
+    """Return an exception and what it was raised from, outermost first; of a group, the first of its exceptions."""
+    chain: list[BaseException] = []
+    part: BaseException | None = error
+    # By identity: an exception may compare as it likes.
+    while part is not None and not any(part is known for known in chain) and len(chain) < _MAX_CAUSES:
+        chain.append(part)
+        part = part.exceptions[0] if isinstance(part, BaseExceptionGroup) else part.__cause__
+    return chain
