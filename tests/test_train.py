@@ -81,10 +81,15 @@ def test_ctrl_c_that_nobody_else_handles_ends_the_process_at_once(
 
     monkeypatch.setattr(os, "_exit", end_process)
     monkeypatch.setattr(launch, "launch", load)
-    with pytest.raises(Exited, match="130"):
-        train.main(["--config", str(CONFIG)])
-    assert "no step was lost" in capfd.readouterr().err
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    # Tests that run in the background may have been started with the signal ignored.
+    started_with = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(Exited, match="130"):
+            train.main(["--config", str(CONFIG)])
+        assert "no step was lost" in capfd.readouterr().err
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, started_with)
 
 
 def test_a_fault_of_our_own_is_not_dressed_up(monkeypatch: pytest.MonkeyPatch) -> None:
