@@ -7,7 +7,6 @@ nothing itself.
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Sequence
 
@@ -18,6 +17,7 @@ from jaxrl.config.load import build_parser, load_config_aloud, parse_cli
 from jaxrl.config.serve import ServeConfig
 from jaxrl.errors import ConfigError, JaxrlError, ModelLoadError
 from jaxrl.interrupt import ended_by_ctrl_c
+from jaxrl.monitors.messages import Messages, show_only_warnings
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
 
@@ -36,10 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _serve(argv: Sequence[str]) -> int:
-    errors = Console(stderr=True, highlight=False)
-
-    def warn(text: str) -> None:
-        errors.print(f"Warning: {text}", style="yellow", markup=False, soft_wrap=True)
+    messages = Messages()
 
     parser = build_parser(
         "python -m jaxrl.serve",
@@ -49,18 +46,15 @@ def _serve(argv: Sequence[str]) -> int:
     )
     command = parse_cli(argv, parser, ServeConfig)
     try:
-        config = load_config_aloud(command.path, command.overrides, warn, ServeConfig)
+        config = load_config_aloud(command.path, command.overrides, messages.warn, ServeConfig)
     except ConfigError as error:
-        errors.print(f"Configuration error: {error}", style="red", markup=False, soft_wrap=True)
+        messages.configuration_error(error)
         return EXIT_USAGE
     if command.flags.dry_run:
         sys.stdout.write(dump_toml(config))
         return EXIT_OK
 
-    # Before any library is imported that would set up a handler of its own, which would show every INFO line too.
-    handler = logging.StreamHandler()
-    handler.setLevel(logging.WARNING)
-    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
+    show_only_warnings()
 
     # JAX is imported only now, so that a wrong configuration fails before any device is touched.
     from jaxrl.launch import serving
@@ -69,10 +63,10 @@ def _serve(argv: Sequence[str]) -> int:
     try:
         serving.serve(config, lambda text: out.print(text, markup=False, soft_wrap=True))
     except (ConfigError, ModelLoadError) as error:
-        errors.print(f"Configuration error: {error}", style="red", markup=False, soft_wrap=True)
+        messages.configuration_error(error)
         return EXIT_USAGE
     except JaxrlError as error:
-        errors.print(f"The server failed: {error}", style="red", markup=False, soft_wrap=True)
+        messages.failure(f"The server failed: {error}")
         return EXIT_FAILED
     return EXIT_OK
 

@@ -7,16 +7,14 @@ likewise for SIGTERM. A run that failed shows the short form of its `crash.txt`.
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Sequence
-
-from rich.console import Console
 
 from jaxrl.config.dump import dump_toml
 from jaxrl.config.load import load_config_aloud, parse_cli
 from jaxrl.errors import ConfigError, JaxrlError, ModelLoadError
 from jaxrl.interrupt import ended_by_ctrl_c
+from jaxrl.monitors.messages import Messages, show_only_warnings
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
 
@@ -35,16 +33,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _train(argv: Sequence[str]) -> int:
-    errors = Console(stderr=True, highlight=False)
-
-    def warn(text: str) -> None:
-        errors.print(f"Warning: {text}", style="yellow", markup=False, soft_wrap=True)
+    messages = Messages()
 
     command = parse_cli(argv)
     try:
-        config = load_config_aloud(command.path, command.overrides, warn)
+        config = load_config_aloud(command.path, command.overrides, messages.warn)
     except ConfigError as error:
-        errors.print(f"Configuration error: {error}", style="red", markup=False, soft_wrap=True)
+        messages.configuration_error(error)
         return EXIT_USAGE
     if command.flags.resume is not None:
         # The folder that was named is the run, whatever its config.toml says: it may have been moved or copied.
@@ -53,10 +48,7 @@ def _train(argv: Sequence[str]) -> int:
         sys.stdout.write(dump_toml(config))
         return EXIT_OK
 
-    # Before any library is imported that would set up a handler of its own, which would show every INFO line too.
-    handler = logging.StreamHandler()
-    handler.setLevel(logging.WARNING)
-    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
+    show_only_warnings()
 
     # JAX is imported only now, so that a wrong configuration fails before any device is touched.
     from jaxrl.launch import launch
@@ -66,19 +58,19 @@ def _train(argv: Sequence[str]) -> int:
     try:
         outcome = launch(config, resume=command.flags.resume is not None)
     except (ConfigError, ModelLoadError) as error:
-        errors.print(f"Configuration error: {error}", style="red", markup=False, soft_wrap=True)
+        messages.configuration_error(error)
         return EXIT_USAGE
     except Exception as error:
         report = crash.report_of(error)
         if report is None and not isinstance(error, JaxrlError):
             raise
         if report is None:
-            errors.print(f"The run failed: {error}", style="red", markup=False, soft_wrap=True)
+            messages.failure(f"The run failed: {error}")
             return EXIT_FAILED
         if not isinstance(error, JaxrlError):
             # The report's own traceback: Python's would show the secrets that the report leaves out.
-            errors.print("\n".join(report["traceback"]), markup=False, soft_wrap=True)
-        crash.show(report, errors)
+            messages.console.print("\n".join(report["traceback"]), markup=False, soft_wrap=True)
+        crash.show(report, messages.console)
         return EXIT_FAILED
     curve = outcome.run_dir / "reward_curve.png"
     parts = [f"run folder: {outcome.run_dir}", *([f"curve: {curve}"] if curve.is_file() else [])]

@@ -21,7 +21,7 @@ if [ "$DRY_RUN" -eq 0 ]; then
   folder="$(mktemp -d)"
   trap 'rm -rf "$folder"' EXIT
 else
-  folder=/tmp/NEW
+  folder=TEMPORARY_FOLDER
 fi
 run tar -czf "$folder/jaxrl.tar.gz" "${excluded[@]/#/--exclude=}" -C "$CHECKOUT" .
 # The first ssh waits for a VM that still boots; scp alone would not.

@@ -20,6 +20,7 @@ from jaxrl.doctor.settings import check_budgets, check_config
 from jaxrl.doctor.template import check_template
 from jaxrl.doctor.tokenizer import check_tokenizer
 from jaxrl.errors import ConfigError, JaxrlError
+from jaxrl.monitors.messages import Messages
 
 CHECKS: dict[str, Callable[[Examination], Finding]] = {
     "config": check_config,
@@ -49,16 +50,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--check", action="append", choices=list(CHECKS), help="run this check only; may be given several times (default: all but `resume`)"
     )
-    out, errors = Console(highlight=False), Console(stderr=True, highlight=False)
-
-    def warn(text: str) -> None:
-        errors.print(f"Warning: {text}", style="yellow", markup=False, soft_wrap=True)
-
+    out, messages = Console(highlight=False), Messages()
     command = parse_cli(sys.argv[1:] if argv is None else argv, parser)
     try:
-        config = load_config_aloud(command.path, command.overrides, warn)
+        config = load_config_aloud(command.path, command.overrides, messages.warn)
     except ConfigError as error:
-        errors.print(f"Configuration error: {error}", style="red", markup=False, soft_wrap=True)
+        messages.configuration_error(error)
         return 2
     is_good = True
     with Examination(config) as exam:
