@@ -33,7 +33,7 @@ CLOSE_DEADLINE_S = 60.0
 """How long the end of a run waits for a tracker to take what is queued."""
 
 
-class Sink(Protocol):
+class Writer(Protocol):
     """A tracker's own library, used from one thread only."""
 
     def write(self, family: str, step: int, values: Mapping[str, float]) -> None:
@@ -46,18 +46,18 @@ class Sink(Protocol):
 
 
 class Tracker:
-    """A sink behind a queue. `log` never waits and never raises."""
+    """A writer behind a queue. `log` never waits and never raises."""
 
-    def __init__(self, name: str, open_sink: Callable[[], Sink], *, queue_rows: int = QUEUE_ROWS) -> None:
-        """Start the thread, which opens the sink.
+    def __init__(self, name: str, open_writer: Callable[[], Writer], *, queue_rows: int = QUEUE_ROWS) -> None:
+        """Start the thread, which opens the writer.
 
         Args:
           name: for warnings.
-          open_sink: called on the tracker's thread; may take its time, since a server may be far away.
+          open_writer: called on the tracker's thread; may take its time, since a server may be far away.
           queue_rows: rows that may wait.
         """
         self._name = name
-        self._open_sink = open_sink
+        self._open_writer = open_writer
         self._rows: queue.Queue[tuple[str, int, dict[str, float]] | None] = queue.Queue(queue_rows)
         self._num_lost = 0
         self._is_closed = False
@@ -91,25 +91,25 @@ class Tracker:
             logger.warning("tracker %r did not take the last rows within %g s; metrics.jsonl has them all", self._name, deadline_s)
 
     def _work(self) -> None:
-        sink: Sink | None = None
+        writer: Writer | None = None
         has_failed = False
         try:
-            sink = self._open_sink()
+            writer = self._open_writer()
         except Exception as error:
             has_failed = True
             self._warn(error)
         # A tracker that failed goes on emptying its queue, so that nobody waits for it.
         while (row := self._rows.get()) is not None:
-            if has_failed or sink is None:
+            if has_failed or writer is None:
                 continue
             try:
-                sink.write(*row)
+                writer.write(*row)
             except Exception as error:
                 has_failed = True
                 self._warn(error)
-        if sink is not None:
+        if writer is not None:
             try:
-                sink.close()
+                writer.close()
             except Exception as error:
                 if not has_failed:
                     self._warn(error)
@@ -134,14 +134,14 @@ def open_trackers(
     trackers: list[Tracker] = []
     board, wandb = config.tensorboard, config.wandb
     if board is not None:
-        trackers.append(Tracker("tensorboard", lambda: TensorBoardSink(run_dir, board, run_config=shown, resume_step=resume_step)))
+        trackers.append(Tracker("tensorboard", lambda: TensorBoardWriter(run_dir, board, run_config=shown, resume_step=resume_step)))
     if wandb is not None:
         is_resumed = resume_step is not None
-        trackers.append(Tracker("wandb", lambda: WandbSink(run_dir, wandb, name=name, run_config=shown, is_resumed=is_resumed)))
+        trackers.append(Tracker("wandb", lambda: WandbWriter(run_dir, wandb, name=name, run_config=shown, is_resumed=is_resumed)))
     return trackers
 
 
-class TensorBoardSink:
+class TensorBoardWriter:
     """Event files that TensorBoard reads."""
 
     def __init__(self, run_dir: Path, config: TensorBoardConfig, *, run_config: Mapping[str, Any], resume_step: int | None) -> None:
@@ -167,7 +167,7 @@ class TensorBoardSink:
         self._writer.close()
 
 
-class WandbSink:
+class WandbWriter:
     """One run of Weights & Biases, which a resumed run goes on with.
 
     `wandb.json` in the run folder holds the run's id and the last step of each family. A step that is done again after a resume is there

@@ -14,12 +14,12 @@ from jaxrl.config.load import load_config
 from jaxrl.config.monitors import MonitorsConfig, TensorBoardConfig, WandbConfig
 from jaxrl.errors import ConfigError
 from jaxrl.monitors import MonitorSet
-from jaxrl.monitors.trackers import STEPS, Tracker, WandbSink, open_trackers
+from jaxrl.monitors.trackers import STEPS, Tracker, WandbWriter, open_trackers
 
 QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.toml"
 
 
-class ListSink:
+class ListWriter:
     """Keeps the rows; raises, or waits, when it is told to."""
 
     def __init__(self, fails_at: int | None = None, gate: threading.Event | None = None) -> None:
@@ -107,7 +107,7 @@ def test_an_offline_run_of_wandb_has_an_axis_per_family_and_a_resume_goes_on_wit
         tracker.log("sums", 1, {"eval/sums/success_rate": 0.125})
         tracker.close()
         first_id = json.loads((tmp_path / "wandb.json").read_text())["id"]
-        again = WandbSink(tmp_path, WandbConfig(mode="offline"), name="run", run_config={}, is_resumed=True)
+        again = WandbWriter(tmp_path, WandbConfig(mode="offline"), name="run", run_config={}, is_resumed=True)
         again.write(STEPS, 2, {"loss/total": 9.0})
         again.write(STEPS, 3, {"loss/total": 0.75})
         again.close()
@@ -124,21 +124,21 @@ def test_an_offline_run_of_wandb_has_an_axis_per_family_and_a_resume_goes_on_wit
 
 
 def test_a_sink_that_fails_is_dropped_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
-    sink = ListSink(fails_at=2)
-    tracker = Tracker("far", lambda: sink)
+    writer = ListWriter(fails_at=2)
+    tracker = Tracker("far", lambda: writer)
     with caplog.at_level(logging.WARNING):
         for step in (1, 2, 3, 4):
             tracker.log(STEPS, step, {"x": 1.0})
         tracker.close()
-    assert sink.rows == [(STEPS, 1)] and sink.is_closed
+    assert writer.rows == [(STEPS, 1)] and writer.is_closed
     assert [r.getMessage() for r in caplog.records] == ["tracker 'far' failed, the run goes on without it: OSError: the server is gone"]
 
 
 def test_a_sink_that_cannot_be_opened_is_one_warning_and_takes_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    def open_sink() -> ListSink:
+    def open_writer() -> ListWriter:
         raise ConnectionError("no key")
 
-    tracker = Tracker("far", open_sink)
+    tracker = Tracker("far", open_writer)
     with caplog.at_level(logging.WARNING):
         for step in range(5):
             tracker.log(STEPS, step, {})
@@ -148,8 +148,8 @@ def test_a_sink_that_cannot_be_opened_is_one_warning_and_takes_nothing(caplog: p
 
 def test_a_sink_that_is_stuck_holds_up_neither_a_row_nor_the_end_for_long(caplog: pytest.LogCaptureFixture) -> None:
     gate = threading.Event()
-    sink = ListSink(gate=gate)
-    tracker = Tracker("far", lambda: sink, queue_rows=2)
+    writer = ListWriter(gate=gate)
+    tracker = Tracker("far", lambda: writer, queue_rows=2)
     started = time.monotonic()
     with caplog.at_level(logging.WARNING):
         for step in range(9):
