@@ -1,25 +1,224 @@
-"""How credit is given: one config class per algorithm, told apart by `type`.
+"""How credit is given and where rollouts come from: one config class per algorithm, told apart by `type`.
 
 Beside its settings a class says, as class variables, what a configuration can be checked for without the algorithm
-itself.
+itself. Class defaults are the recommended settings: there is no preset layer above them.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from jaxrl.config.base import Section
+from jaxrl.config.model import FrozenModelConfig
+
+LossType = Literal["rl", "ce", "ref_kl"]
+"""The loss component that an algorithm's action tokens feed."""
+
+POLICY, DEMONSTRATIONS = "policy", "demonstrations"
+"""The two sources of rollouts that are words; the third is a frozen model."""
+
+DEFAULT_HINT = "This is an example of an expert's response to the question below:\n<demonstration>\n{demonstration}\n</demonstration>"
 
 
-class GRPOConfig(Section):
+def _source_tag(value: Any) -> str:
+    return "word" if isinstance(value, str) else "model"
+
+
+Source = Annotated[
+    Annotated[Literal["policy", "demonstrations"], Tag("word")] | Annotated[FrozenModelConfig, Tag("model")], Discriminator(_source_tag)
+]
+
+
+class AlgorithmSamplingConfig(Section):
+    """Where an algorithm's rollouts come from."""
+
+    source: Source = "policy"
+    """`policy`: the model that is trained. `demonstrations`: the environment's own reference answers, no model. Or a table that
+    names a frozen model."""
+
+
+class AlgorithmBase(Section):
+    """What every algorithm has."""
+
+    type: str
+    """Tag of the algorithm; each algorithm fixes its own."""
+    sampling: AlgorithmSamplingConfig = AlgorithmSamplingConfig()
+    """Where rollouts come from."""
+
+    action_loss_type: ClassVar[LossType] = "rl"
+    """The loss component that the sampled tokens feed; the algorithm's own class says the same."""
+    is_group_relative: ClassVar[bool] = False
+    """True if a rollout's credit comes from comparing it with the rest of its group."""
+
+    @property
+    def samples_from_live_policy(self) -> bool:
+        """True if the policy that is trained plays the rollouts."""
+        return self.sampling.source == POLICY
+
+    @property
+    def frozen_source(self) -> FrozenModelConfig | None:
+        """The frozen model that plays the rollouts, if one does."""
+        source = self.sampling.source
+        return source if isinstance(source, FrozenModelConfig) else None
+
+    @model_validator(mode="after")
+    def _has_what_its_loss_needs(self) -> AlgorithmBase:
+        if not self.samples_from_live_policy and self.action_loss_type != "ce":
+            source = repr(self.sampling.source) if self.frozen_source is None else f"frozen model {self.frozen_source.name!r}"
+            raise ValueError(
+                f"`sampling.source`: `{self.type}` feeds the {self.action_loss_type} loss, whose importance ratio needs the live policy's "
+                f"own sampling logprobs, but its rollouts would come from {source}; use `source`='policy', or the algorithm 'sft'"
+            )
+        return self
+
+
+class TokensPenaltyConfig(Section):
+    """Cost of a rollout: the tokens that the policy wrote, and those that tools answered."""
+
+    type: Literal["tokens"] = "tokens"
+    """Which cost: `tokens` or `turns`."""
+    completion_weight: float = Field(default=1.0, ge=0, allow_inf_nan=False)
+    """Weight of a token that the policy wrote."""
+    tool_response_weight: float = Field(default=1.0, ge=0, allow_inf_nan=False)
+    """Weight of a token of a tool's answer."""
+
+
+class TurnsPenaltyConfig(Section):
+    """Cost of a rollout: its policy turns."""
+
+    type: Literal["turns"] = "turns"
+    """Which cost: `tokens` or `turns`."""
+
+
+LengthPenaltyConfig = Annotated[TokensPenaltyConfig | TurnsPenaltyConfig, Field(discriminator="type")]
+
+
+class GRPOConfig(AlgorithmBase):
     """Group-relative policy optimisation: reward minus the group's mean."""
 
     type: Literal["grpo"] = "grpo"
     """Which algorithm: `grpo`."""
-    action_loss_type: ClassVar[Literal["rl", "ce", "ref_kl"]] = "rl"
-    """The loss component that the sampled tokens feed; the algorithm's own class says the same."""
+    length_penalty: LengthPenaltyConfig | None = None
+    """Favour the cheaper among a group's best rollouts: such a one counts up to twice its reward, every other rollout
+    what it got. Null favours none."""
     is_group_relative: ClassVar[bool] = True
-    """True if a rollout's credit comes from comparing it with the rest of its group."""
 
 
-AlgorithmConfig = GRPOConfig
+class MaxRLConfig(AlgorithmBase):
+    """Maximum-likelihood reinforcement learning: reward minus the group's mean, divided by that mean."""
+
+    type: Literal["max_rl"] = "max_rl"
+    """Which algorithm: `max_rl`."""
+    is_group_relative: ClassVar[bool] = True
+
+
+class RLOOConfig(AlgorithmBase):
+    """Leave-one-out: reward minus the mean of the group's other rollouts."""
+
+    type: Literal["rloo"] = "rloo"
+    """Which algorithm: `rloo`."""
+    is_group_relative: ClassVar[bool] = True
+
+
+class ReinforceConfig(AlgorithmBase):
+    """REINFORCE: reward minus a running mean of the environment's earlier rewards; needs no group."""
+
+    type: Literal["reinforce"] = "reinforce"
+    """Which algorithm: `reinforce`."""
+    decay: float = Field(default=0.95, ge=0, lt=1)
+    """Share of the baseline that stays when a group is added to it."""
+
+
+class RAEConfig(AlgorithmBase):
+    """Role-conditioned advantage estimation: a running baseline for each agent of the environment; needs no group."""
+
+    type: Literal["rae"] = "rae"
+    """Which algorithm: `rae`."""
+    decay: float = Field(default=0.95, ge=0, lt=1)
+    """Share of an agent's baseline that stays when a rollout is added to it."""
+
+
+class OPDConfig(AlgorithmBase):
+    """On-policy distillation: the policy plays, a frozen teacher says how likely it finds each token."""
+
+    type: Literal["opd"] = "opd"
+    """Which algorithm: `opd`."""
+    teacher: FrozenModelConfig
+    """The frozen model to come closer to; of the policy's vocabulary."""
+    action_loss_type: ClassVar[LossType] = "ref_kl"
+
+    @field_validator("teacher", mode="before")
+    @classmethod
+    def _is_another_model(cls, teacher: Any) -> Any:
+        if teacher == POLICY:
+            raise ValueError(
+                "`teacher`='policy': the policy cannot be its own teacher, the divergence would be 0; name a frozen model "
+                "(`name`, `base_url`), or use 'opsd', whose teacher is the policy with a demonstration before its eyes"
+            )
+        return teacher
+
+
+class OPSDConfig(AlgorithmBase):
+    """On-policy self-distillation: the teacher is the policy itself, shown a demonstration first."""
+
+    type: Literal["opsd"] = "opsd"
+    """Which algorithm: `opsd`."""
+    demo_key: str = Field(default="demonstration", min_length=1)
+    """Where the demonstration is: a key of what the rollout's environment told (`info`), else of the task; for the default,
+    else the environment's own reference answer."""
+    template: str = DEFAULT_HINT
+    """The system message that shows the demonstration to the teacher; `{demonstration}` stands for it."""
+    action_loss_type: ClassVar[LossType] = "ref_kl"
+
+    @field_validator("template")
+    @classmethod
+    def _shows_the_demonstration(cls, template: str) -> str:
+        try:
+            shown = template.format(demonstration="\0")
+        except (KeyError, IndexError, ValueError, AttributeError) as error:
+            raise ValueError(
+                f"`template` cannot be filled in ({type(error).__name__}: {error}); the only field is {{demonstration}}, and a brace is "
+                "written twice"
+            ) from None
+        if "\0" not in shown:
+            raise ValueError("`template` does not show the demonstration; write {demonstration} where it belongs")
+        return template
+
+
+class SFTConfig(AlgorithmBase):
+    """Supervised fine-tuning: cross-entropy on every token that a frozen model, or the environment itself, answered."""
+
+    type: Literal["sft"] = "sft"
+    """Which algorithm: `sft`."""
+    action_loss_type: ClassVar[LossType] = "ce"
+
+    @model_validator(mode="after")
+    def _learns_from_somebody_else(self) -> SFTConfig:
+        if self.samples_from_live_policy:
+            raise ValueError(
+                "`sampling.source`='policy': cross-entropy on the policy's own tokens teaches nothing; use 'demonstrations', or a frozen "
+                "model (`name`, `base_url`)"
+            )
+        return self
+
+
+AlgorithmConfig = Annotated[
+    GRPOConfig | MaxRLConfig | RLOOConfig | ReinforceConfig | RAEConfig | OPDConfig | OPSDConfig | SFTConfig, Field(discriminator="type")
+]
+
+
+class CoefficientsConfig(Section):
+    """How much each loss component of an environment's tokens counts, beside those of other environments.
+
+    Folded into the weights of the tokens. The member counts that the components are divided by do not change, except by a
+    coefficient of 0, which takes the tokens out of the component.
+    """
+
+    rl: float = Field(default=1.0, ge=0, allow_inf_nan=False)
+    """Coefficient of the policy gradient."""
+    ce: float = Field(default=1.0, ge=0, allow_inf_nan=False)
+    """Coefficient of the cross-entropy."""
+    ref_kl: float = Field(default=1.0, ge=0, allow_inf_nan=False)
+    """Coefficient of the divergence from a reference."""

@@ -10,8 +10,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from jaxrl.config.algorithm import AlgorithmConfig
+from jaxrl.config.algorithm import AlgorithmConfig, CoefficientsConfig
 from jaxrl.config.base import Section
+from jaxrl.config.reward import RewardConfig
 
 LEAST_TEMPERATURE = 1e-5
 """The engine refuses any below it but 0."""
@@ -97,8 +98,14 @@ class EnvBase(Section):
     """Share of groups drawn from this environment, relative to the others' ratios."""
     rollout_deadline_s: float = Field(default=300.0, gt=0)
     """A rollout still running after this many seconds is an error (`timeout`), not a reward of 0."""
+    reward: RewardConfig | None = None
+    """What scores a reply in place of the environment's own scorer; null keeps that one."""
+    reward_deadline_s: float = Field(default=30.0, gt=0)
+    """A scorer that runs in a worker process is killed after this many seconds; the reward is then missing, not 0."""
     algo: AlgorithmConfig | None = None
     """This environment's algorithm; null inherits `orchestrator.algo`."""
+    coefficients: CoefficientsConfig = CoefficientsConfig()
+    """How much each loss component of this environment counts beside those of the others."""
     sampling: SamplingConfig | None = None
     """This environment's token sampling; null inherits `orchestrator.sampling`."""
     tasks: TasksConfig = UniformTasksConfig()

@@ -37,6 +37,7 @@ from jaxrl.config.schema import (
     item_of,
     section_of,
     section_types,
+    union_tags,
 )
 from jaxrl.errors import ConfigError
 
@@ -390,7 +391,8 @@ def _locate(
             break
         path = (*path, step)
         value = value[step] if isinstance(value, list) else value.get(step)
-        if len(section_types(annotation)) > 1 and isinstance(value, dict) and steps and steps[0] == value.get("type"):
+        has_type_tag = len(section_types(annotation)) > 1 and isinstance(value, dict) and steps[:1] == [value.get("type")]
+        if has_type_tag or (steps and steps[0] in union_tags(annotation)):
             steps.pop(0)
     return path, section, field, annotation
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterator
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+from pydantic import Tag
 from pydantic.fields import FieldInfo
 
 from jaxrl.config.base import Section
@@ -42,6 +43,12 @@ def alternatives(annotation: Any) -> list[Any]:
 def section_types(annotation: Any) -> list[type[Section]]:
     """Return the section classes among an annotation's alternatives."""
     return [option for option in alternatives(annotation) if isinstance(option, type) and issubclass(option, Section)]
+
+
+def union_tags(annotation: Any) -> list[str]:
+    """Return the tags of a union that a function tells apart (`pydantic.Discriminator`); such tags are no keys."""
+    own = [part.tag for part in getattr(annotation, "__metadata__", ()) if isinstance(part, Tag)]
+    return own + [tag for part in get_args(annotation) if get_origin(annotation) is not Literal for tag in union_tags(part)]
 
 
 def section_of(annotation: Any, table: Any) -> type[Section] | None:

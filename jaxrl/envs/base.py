@@ -71,3 +71,7 @@ class Environment(Protocol):
     async def play(self, spec: TaskSpec, session: Session) -> Outcome:
         """Play one task to its end."""
         ...
+
+    def demonstration(self, spec: TaskSpec) -> str | None:
+        """Return the environment's own reference reply to a task, as the policy should write it; None if there is none."""
+        ...

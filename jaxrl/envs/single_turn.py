@@ -32,6 +32,7 @@ class SingleTurnEnvironment:
       examples: questions with answers, shown as turns before the question; a task with the same question is left out, since
         its answer would be in its prompt.
       require_stop: a reply that the token limit cut is worth 0.0 without asking `score`.
+      demonstration: spec -> the reference reply, as the policy should write it; None if there is none.
 
     Raises:
       ConfigError: no task, or two tasks with one id, or a task without one, or every task is an example.
@@ -57,6 +58,7 @@ class SingleTurnEnvironment:
         system_prompt: str | None = None,
         examples: Sequence[ExampleConfig] = (),
         require_stop: bool = False,
+        demonstration: Callable[[TaskSpec], str | None] = lambda spec: None,
     ) -> None:
         ids = [spec.get("id") for spec in tasks]
         if not ids:
@@ -74,10 +76,15 @@ class SingleTurnEnvironment:
         for example in examples:
             self._opening += [{"role": "user", "content": example.question}, {"role": "assistant", "content": example.answer}]
         self._require_stop = require_stop
+        self._demonstration = demonstration
 
     def tasks(self) -> Sequence[TaskSpec]:
         """Return the task specs in their order."""
         return self._tasks
+
+    def demonstration(self, spec: TaskSpec) -> str | None:
+        """Return the reference reply to a task."""
+        return self._demonstration(spec)
 
     async def play(self, spec: TaskSpec, session: Session) -> Outcome:
         """Ask, score, done."""

@@ -621,7 +621,7 @@ async def test_pools_that_an_algorithm_connected_are_closed_and_the_policy_is_no
 
     class Taught(GRPO):
         async def setup(self):
-            self.connect(teacher)
+            self.connected_pools.append(teacher)
 
     run = make_run(pool=policy, envs=lambda pool: [make_env(pool, algorithm=Taught(None, pool))], max_steps=1)
     await run.play()

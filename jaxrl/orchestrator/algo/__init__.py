@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jaxrl.config.algorithm import AlgorithmConfig
-from jaxrl.orchestrator.algo.base import Algorithm
+from jaxrl.orchestrator.algo.base import Algorithm, AlgorithmContext
 from jaxrl.orchestrator.algo.grpo import GRPO
 from jaxrl.orchestrator.ports import ScoringPool
 
@@ -11,12 +11,13 @@ ALGORITHM_CLASSES: dict[str, type[Algorithm]] = {"grpo": GRPO}
 """Algorithm by the `type` of its config."""
 
 
-def build_algorithm(config: AlgorithmConfig, policy_pool: ScoringPool) -> Algorithm:
+def build_algorithm(config: AlgorithmConfig, policy_pool: ScoringPool, context: AlgorithmContext | None = None) -> Algorithm:
     """Return the algorithm that `config` describes.
 
     Args:
       config: one environment's algorithm.
       policy_pool: the live policy; the algorithm may ask it for logprobs and never closes it.
+      context: the environment and the run around it.
 
     Returns:
       A fresh instance: environments never share one.
@@ -25,7 +26,7 @@ def build_algorithm(config: AlgorithmConfig, policy_pool: ScoringPool) -> Algori
     assert algorithm_class.action_loss_type == config.action_loss_type, (
         f"{config.type}: config and class name different losses"
     )
-    return algorithm_class(config, policy_pool)
+    return algorithm_class(config, policy_pool, context)
 
 
-__all__ = ["ALGORITHM_CLASSES", "GRPO", "Algorithm", "build_algorithm"]
+__all__ = ["ALGORITHM_CLASSES", "GRPO", "Algorithm", "AlgorithmContext", "build_algorithm"]

@@ -6,16 +6,39 @@ stamped and frozen. An algorithm never drops a rollout, never sees a batch, and 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, final
 
-from jaxrl.config.algorithm import AlgorithmConfig
+from jaxrl.config.algorithm import AlgorithmConfig, CoefficientsConfig, LossType
+from jaxrl.config.model import FrozenModelConfig
 from jaxrl.errors import SampleError
-from jaxrl.orchestrator.algo.routing import LossType, check_streams, stamp_loss_routing
+from jaxrl.inference.frozen import FrozenPool, connect_frozen_pool
+from jaxrl.inference.rendering import Renderer
+from jaxrl.orchestrator.algo.routing import check_streams, stamp_loss_routing
 from jaxrl.orchestrator.ports import ScoringPool
 from jaxrl.types import OPTIONAL_STREAMS, Boundary, Rollout
 
 DRIVERS = ("finalize_rollout", "finalize_group")
+
+
+@dataclass(frozen=True, slots=True)
+class AlgorithmContext:
+    """What an algorithm may know of the environment and the run that it credits."""
+
+    env_name: str = ""
+    """The environment, for messages."""
+    renderer: Renderer | None = None
+    """Messages to token ids with the policy's tokenizer; None where no algorithm of the run renders."""
+    window: int | None = None
+    """The longest sequence, prompt and reply, that the policy can hold; None if unknown."""
+    coefficients: CoefficientsConfig = field(default_factory=CoefficientsConfig)
+    """How much each loss component counts."""
+    demonstration: Callable[[Mapping[str, Any]], str | None] = lambda spec: None
+    """Task spec -> the environment's own reference reply; None if it has none."""
+    connect_model: Callable[[FrozenModelConfig], FrozenPool] = lambda model: connect_frozen_pool(model, os.environ)
+    """Configured frozen model -> its pool, not set up yet."""
 
 
 class Algorithm:
@@ -37,18 +60,28 @@ class Algorithm:
             name = f"{cls.__name__}.{overridden[0]}"
             raise TypeError(f"`{name}` overrides a driver; override `score_rollout` or `score_group` instead")
 
-    def __init__(self, config: AlgorithmConfig, policy_pool: ScoringPool) -> None:
+    def __init__(self, config: AlgorithmConfig, policy_pool: ScoringPool, context: AlgorithmContext | None = None) -> None:
         self.config = config
         self.policy_pool = policy_pool
+        self.context = context or AlgorithmContext()
         self.connected_pools: list[ScoringPool] = []
         """Pools of frozen models that `connect` took on; the run closes exactly these."""
 
     async def setup(self) -> None:
         """Get ready before the first rollout: connect frozen models, build renderers."""
 
-    def connect(self, pool: ScoringPool) -> None:
-        """Take on the pool of a frozen model; the run closes it at its end."""
+    async def connect(self, model: FrozenModelConfig) -> FrozenPool:
+        """Connect a frozen model that will be asked for logprobs, and wait until it is ready; the run closes its pool.
+
+        Raises:
+          ConfigError: its key or its window does not do, or its vocabulary is not the policy's.
+          EngineError: it does not serve the model, or cannot score.
+          DeadlineError: it is not ready in time.
+        """
+        pool = self.context.connect_model(model)
         self.connected_pools.append(pool)
+        await pool.setup(window=self.context.window)
+        return pool
 
     async def score_rollout(self, rollout: Rollout) -> None:
         """Hook on arrival, before the group is complete: the place to ask a model about one rollout."""

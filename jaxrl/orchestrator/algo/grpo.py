@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
+from jaxrl.config.algorithm import LossType
 from jaxrl.orchestrator.algo.advantage import group_mean_advantages
 from jaxrl.orchestrator.algo.base import Algorithm
-from jaxrl.orchestrator.algo.routing import LossType
 from jaxrl.types import Rollout
 
 

@@ -7,15 +7,11 @@ by name.
 
 from __future__ import annotations
 
-from typing import Literal
-
 import numpy as np
 
+from jaxrl.config.algorithm import LossType
 from jaxrl.errors import SampleError
 from jaxrl.types import COMPONENTS, OPTIONAL_STREAMS, TrainingSample, component_members
-
-LossType = Literal["rl", "ce", "ref_kl"]
-"""The loss component that an algorithm's action tokens feed."""
 
 
 def stamp_loss_routing(sample: TrainingSample, action_loss_type: LossType) -> None:

@@ -1,0 +1,33 @@
+"""What scores a reply in place of an environment's own scorer: one class per kind, told apart by `type`.
+
+Whatever it is runs in a worker process that can be killed; an error or a passed deadline is a missing reward, never 0.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from jaxrl.config.base import Section
+
+
+class MathVerifyRewardConfig(Section):
+    """1 if the reply's final answer equals the task's `answer` mathematically, by the `math-verify` package, else 0."""
+
+    type: Literal["math_verify"] = "math_verify"
+    """Which reward: `math_verify` or `python`."""
+
+
+class PythonRewardConfig(Section):
+    """Any Python function `score(spec, text, **kwargs)` that returns a number, or None for a reply that it cannot score."""
+
+    type: Literal["python"] = "python"
+    """Which reward: `math_verify` or `python`."""
+    import_path: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
+    """`package.module:function`, importable from where the run is started; refused if `run.allow_import_paths` is false."""
+    kwargs: dict[str, Any] = {}
+    """Keyword arguments of every call."""
+
+
+RewardConfig = Annotated[MathVerifyRewardConfig | PythonRewardConfig, Field(discriminator="type")]
