@@ -172,8 +172,11 @@ class ToyEnv:
         num_turns: int = 1,
         reward: Callable[[str], float | None] = share_of_even_letters,
         before_play: Callable[[TaskSpec], Any] | None = None,
+        demonstration: Callable[[TaskSpec], str | None] = lambda spec: None,
     ) -> None:
         self.name = name
+        self.demonstration = demonstration
+        """Task spec -> the reference reply."""
         self.num_turns = num_turns
         self.reward = reward
         self.before_play = before_play

@@ -8,6 +8,9 @@ What is in the documents: single questions answered either bare (`18`) or worked
 user turn after a wrong first answer, and a tool call with its result. Every token under the loss belongs to a correct
 answer: the wrong first answers of the two-turn documents are context only. No question of the held-out split occurs.
 Reinforcement learning is not done here.
+
+Options make its relatives, which `configs/algorithms/prepare.py` needs: `--init` goes on from a saved model and keeps its
+tokenizer; `--hinted-share` shows a worked answer in a system message first, worded as OPSD words it by default.
 """
 
 from __future__ import annotations
@@ -29,13 +32,14 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from transformers import PreTrainedTokenizerFast
 
 from jaxrl.batching import pack
+from jaxrl.config.algorithm import DEFAULT_HINT
 from jaxrl.config.env import ReasoningGymEnvConfig
 from jaxrl.config.inference import EmbeddedInferenceConfig
 from jaxrl.config.trainer import CosineScheduleConfig, MeshConfig, OptimizerConfig, TrainerConfig
 from jaxrl.engine.engine import Engine
+from jaxrl.envs.answers import exact_match
 from jaxrl.envs.base import TaskSpec
 from jaxrl.envs.build import build_environment
-from jaxrl.envs.reasoning_gym import exact_match
 from jaxrl.inference.endpoint import GenerateRequest, TokenSampling, sampling_seed
 from jaxrl.inference.rendering import Renderer
 from jaxrl.models import Model, ModelSpec, build_mesh, build_model, init_params, load_pretrained, save_pretrained
@@ -66,6 +70,8 @@ CHAT_TEMPLATE = (
 )
 """ChatML. Newlines stand inside expressions, where block tags cannot trim them."""
 NUM_MERGED_TOKENS = 385
+NUM_TOKENS = 512
+"""Rows of the embedding; with hinted documents the tokenizer fills them, so that a hint costs few tokens."""
 ROWS, ROW_LENGTH, DOCS_PER_STEP = 20, 96, 54
 
 Document = list[tuple[str, bool]]
@@ -93,12 +99,25 @@ def turn(role: str, content: str, is_trained: bool = False) -> Document:
     return [(f"<|im_start|>{role}\n", False), (f"{content}<|im_end|>", is_trained), ("\n", False)]
 
 
-def document(question: str, answer: str, rng: random.Random, worked_share: float) -> Document:
-    """Return one supervised document about a question: 10% a retry, 10% a tool call, else a single turn."""
+def expression_of(question: str) -> str:
+    """Return the sum that a `chain_sum` question asks for, such as `8 + 3 - 1`."""
     match = re.search(r": (.*) =$", question)
     if match is None:
         raise ValueError(f"expected a chain_sum question that ends in ': a + b =', got {question!r}")
-    expression = match.group(1)
+    return match.group(1)
+
+
+def hint(expression: str) -> str:
+    """Return the system message that shows the worked answer."""
+    return DEFAULT_HINT.format(demonstration=worked(expression))
+
+
+def document(question: str, answer: str, rng: random.Random, worked_share: float, hinted_share: float = 0.0) -> Document:
+    """Return one supervised document about a question: 10% a retry, 10% a tool call, else a single turn.
+
+    A share `hinted_share` of the single turns has the worked answer in a system message before the question.
+    """
+    expression = expression_of(question)
     kind = rng.random()
     if kind < 0.1:
         wrong = str(int(answer) + rng.choice([-1, 1]) * rng.randint(1, 20))
@@ -117,11 +136,13 @@ def document(question: str, answer: str, rng: random.Random, worked_share: float
             *turn("user", f"<tool_response>{answer}</tool_response>"),
             *turn("assistant", answer, True),
         ]
+    if hinted_share and rng.random() < hinted_share:
+        return [*turn("system", hint(expression)), *turn("user", question), *turn("assistant", worked(expression), True)]
     is_worked = rng.random() < worked_share
     return [*turn("user", question), *turn("assistant", worked(expression) if is_worked else answer, True)]
 
 
-def train_tokenizer(documents: list[Document]) -> PreTrainedTokenizerFast:
+def train_tokenizer(documents: list[Document], num_tokens: int = NUM_MERGED_TOKENS) -> PreTrainedTokenizerFast:
     """Train a byte-level BPE in which digits and newlines stand alone, so that arithmetic is seen digit by digit."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -132,7 +153,7 @@ def train_tokenizer(documents: list[Document]) -> PreTrainedTokenizerFast:
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=NUM_MERGED_TOKENS,
+        vocab_size=num_tokens,
         special_tokens=list(SPECIALS),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
@@ -167,21 +188,25 @@ def to_sample(doc: Document, tokenizer: PreTrainedTokenizerFast) -> TrainingSamp
     )
 
 
-def documents_forever(questions: list[tuple[str, str]], rng: random.Random, worked_share: float) -> Iterator[Document]:
+def documents_forever(
+    questions: list[tuple[str, str]], rng: random.Random, worked_share: float, hinted_share: float = 0.0
+) -> Iterator[Document]:
     """Yield documents over all questions, epoch after epoch, in a new order each time."""
     while True:
         rng.shuffle(questions)
         for question, answer in questions:
-            yield document(question, answer, rng, worked_share)
+            yield document(question, answer, rng, worked_share, hinted_share)
 
 
-def fit(model: Model, params: dict, samples: Iterator[TrainingSample], steps: int, lr: float, console: Console) -> dict:
+def fit(
+    model: Model, params: dict, samples: Iterator[TrainingSample], steps: int, lr: float, console: Console, rows: int = ROWS
+) -> dict:
     """Train the parameters on the samples by cross-entropy and return them."""
     config = TrainerConfig(
         row_length=ROW_LENGTH,
-        rows=ROWS,
+        rows=rows,
         max_segments=8,
-        head_chunk_tokens=ROWS * ROW_LENGTH,
+        head_chunk_tokens=rows * ROW_LENGTH,
         optimizer=OptimizerConfig(lr=lr, beta2=0.98, schedule=CosineScheduleConfig(warmup_steps=min(100, steps // 4), min_lr=lr / 10)),
     )
     programs = build_programs(model, config, build_mesh(MeshConfig(), jax.devices()[:1]), steps)
@@ -192,7 +217,7 @@ def fit(model: Model, params: dict, samples: Iterator[TrainingSample], steps: in
             [next(samples) for _ in range(DOCS_PER_STEP)],
             step=step,
             row_length=ROW_LENGTH,
-            rows=ROWS,
+            rows=rows,
             shards=1,
             max_segments=config.max_segments,
         )
@@ -207,23 +232,25 @@ def fit(model: Model, params: dict, samples: Iterator[TrainingSample], steps: in
     return state.params
 
 
-def measure(directory: Path, specs: list[TaskSpec], seed: int) -> dict[str, float]:
+def measure(directory: Path, specs: list[TaskSpec], seed: int, max_tokens: int = 32, has_hints: bool = False) -> dict[str, float]:
     """Measure the saved model on held-out questions with the project's own engine, greedily and at temperature 1."""
     model, params = load_pretrained(directory)
     renderer = Renderer.from_pretrained(directory)
     store = WeightStore(model.spec, "float32")
     store.publish(0, params)
+    window = 128 if has_hints else 32 + max_tokens
     engine = Engine(
-        model.spec, store.get(0), EmbeddedInferenceConfig(num_slots=256, max_model_len=64), version=0, decode_text=renderer.decode
+        model.spec, store.get(0), EmbeddedInferenceConfig(num_slots=256, max_model_len=window), version=0, decode_text=renderer.decode
     )
 
-    def play(temperature: float) -> tuple[np.ndarray, np.ndarray]:
+    def play(temperature: float, is_hinted: bool = False) -> tuple[np.ndarray, np.ndarray]:
         futures = []
         for index, spec in enumerate(specs):
-            prompt = renderer.open_turn(None, [{"role": "user", "content": spec["question"]}]).prompt_ids
+            hints = [{"role": "system", "content": hint(expression_of(spec["question"]))}] if is_hinted else []
+            prompt = renderer.open_turn(None, [*hints, {"role": "user", "content": spec["question"]}]).prompt_ids
             token_seed = sampling_seed(seed, "measure", index, 0, 0)
-            sampling = TokenSampling(max_tokens=32, temperature=temperature, seed=token_seed, stop_ids=renderer.stop_ids)
-            futures.append(engine.submit(GenerateRequest(f"{temperature}/{index}", prompt, sampling)))
+            sampling = TokenSampling(max_tokens=max_tokens, temperature=temperature, seed=token_seed, stop_ids=renderer.stop_ids)
+            futures.append(engine.submit(GenerateRequest(f"{temperature}/{is_hinted}/{index}", prompt, sampling)))
         while engine.has_work():
             engine.tick()
         replies = [future.result(timeout=0) for future in futures]
@@ -233,7 +260,8 @@ def measure(directory: Path, specs: list[TaskSpec], seed: int) -> dict[str, floa
 
     greedy, _ = play(0.0)
     sampled, is_worked = play(1.0)
-    return {
+    hinted = {"hinted_greedy_accuracy": float(play(0.0, is_hinted=True)[0].mean())} if has_hints else {}
+    return hinted | {
         "num_questions": len(specs),
         "greedy_accuracy": float(greedy.mean()),
         "sampled_accuracy": float(sampled.mean()),
@@ -244,31 +272,61 @@ def measure(directory: Path, specs: list[TaskSpec], seed: int) -> dict[str, floa
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Make the start model and save it."""
-    parser = argparse.ArgumentParser(description="Train the quickstart's start model.")
+    """Make the start model, or one of its relatives, and save it."""
+    parser = argparse.ArgumentParser(description="Train the quickstart's start model, or a relative of it.")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "start_model", help="Hugging Face directory to write")
     parser.add_argument("--steps", type=int, default=620, help="optimizer steps")
     parser.add_argument("--lr", type=float, default=3e-3, help="peak learning rate")
     parser.add_argument("--worked-share", type=float, default=0.35, help="share of single-turn answers that are worked out")
     parser.add_argument("--seed", type=int, default=0, help="seed of documents and initial weights")
+    parser.add_argument("--init", type=Path, help="go on from this Hugging Face directory, with its tokenizer")
+    parser.add_argument("--hinted-share", type=float, default=0.0, help="share of single turns that are shown the worked answer first")
+    parser.add_argument("--max-terms", type=int, default=4, help="terms of the longest sum, from 3 on")
     args = parser.parse_args(argv)
     console = Console()
 
     config = ReasoningGymEnvConfig(
         dataset="chain_sum",
-        parameters={"min_terms": 3, "max_terms": 4, "min_digits": 1, "max_digits": 1},
+        parameters={"min_terms": 3, "max_terms": args.max_terms, "min_digits": 1, "max_digits": 1},
         num_tasks=60_000,
         seed=1_000_000,
         split="train",
     )
     questions = [(spec["question"], spec["answer"]) for spec in build_environment(config).tasks()]
     console.print(f"{len(questions)} distinct training questions")
-    rng = random.Random(args.seed)
-    stream = documents_forever(questions, rng, args.worked_share)
-    tokenizer = train_tokenizer([next(stream) for _ in range(4000)] * 10)
+    stream = documents_forever(questions, random.Random(args.seed), args.worked_share, args.hinted_share)
+    if args.init:
+        model, params = load_pretrained(args.init)
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(args.init)
+    else:
+        num_tokens = NUM_TOKENS if args.hinted_share else NUM_MERGED_TOKENS
+        tokenizer = train_tokenizer([next(stream) for _ in range(4000)] * 10, num_tokens)
+        model, params = initial_model(args.seed)
+    rows = 32 if args.hinted_share or args.max_terms > 4 else ROWS
+    params = fit(model, params, (to_sample(doc, tokenizer) for doc in stream), args.steps, args.lr, console, rows)
+    probe = document(*questions[0], random.Random(args.seed), 1.0, args.hinted_share)
+    if to_sample(probe, tokenizer).token_ids.tolist() != tokenizer.encode("".join(text for text, _ in probe)):
+        raise RuntimeError("a document encoded span by span differs from the same document encoded whole: a merge crosses a span")
+    tokenizer_dir = args.out.with_name(args.out.name + ".tokenizer")
+    tokenizer.save_pretrained(tokenizer_dir)
+    save_pretrained(model, params, args.out, tokenizer_dir=tokenizer_dir)
+    shutil.rmtree(tokenizer_dir)
+    heldout = build_environment(config.model_copy(update={"split": "heldout", "seed": 5_000_000, "num_tasks": 8000}))
+    max_tokens = 32 + 8 * (args.max_terms - 4)
+    scores = measure(args.out, list(heldout.tasks())[:512], args.seed, max_tokens, has_hints=args.hinted_share > 0)
+    changed = {name: getattr(args, name) for name in ("hinted_share", "max_terms") if getattr(args, name) != parser.get_default(name)}
+    settings = {name: getattr(args, name) for name in ("steps", "lr", "worked_share", "seed")} | changed
+    (args.out / "measured.json").write_text(json.dumps({"settings": settings, "heldout": scores}, indent=2) + "\n")
+    console.print_json(data=scores)
+    console.print(f"saved {args.out}")
+    return 0
+
+
+def initial_model(seed: int) -> tuple[Model, dict]:
+    """Return the quickstart's network with random weights."""
     spec = ModelSpec(
         family="qwen3",
-        vocab_size=512,
+        vocab_size=NUM_TOKENS,
         hidden_size=128,
         intermediate_size=384,
         num_layers=3,
@@ -283,22 +341,7 @@ def main(argv: list[str] | None = None) -> int:
         max_position_embeddings=512,
     )
     model = build_model(spec)
-    params = init_params(model, jax.random.key(args.seed), param_dtype="float32")
-    params = fit(model, params, (to_sample(doc, tokenizer) for doc in stream), args.steps, args.lr, console)
-    probe = document(*questions[0], random.Random(args.seed), 1.0)
-    if to_sample(probe, tokenizer).token_ids.tolist() != tokenizer.encode("".join(text for text, _ in probe)):
-        raise RuntimeError("a document encoded span by span differs from the same document encoded whole: a merge crosses a span")
-    tokenizer_dir = args.out.with_name(args.out.name + ".tokenizer")
-    tokenizer.save_pretrained(tokenizer_dir)
-    save_pretrained(model, params, args.out, tokenizer_dir=tokenizer_dir)
-    shutil.rmtree(tokenizer_dir)
-    heldout = build_environment(config.model_copy(update={"split": "heldout", "seed": 5_000_000, "num_tasks": 8000}))
-    scores = measure(args.out, list(heldout.tasks())[:512], args.seed)
-    settings = {name: getattr(args, name) for name in ("steps", "lr", "worked_share", "seed")}
-    (args.out / "measured.json").write_text(json.dumps({"settings": settings, "heldout": scores}, indent=2) + "\n")
-    console.print_json(data=scores)
-    console.print(f"saved {args.out}")
-    return 0
+    return model, init_params(model, jax.random.key(seed), param_dtype="float32")
 
 
 if __name__ == "__main__":

@@ -58,7 +58,7 @@ COMPONENT_READS = {
 
 _STREAMS = (*REQUIRED_STREAMS, *OPTIONAL_STREAMS)
 _BLOCK_POSITIONS = 1 << 16
-"""Rows are laid in blocks of about so many positions (1.6 MB in the streams of plain GRPO)."""
+"""Rows are laid in blocks of about so many positions (1.6 MB in the streams of plain rl)."""
 
 Columns = dict[str, Sequence[np.ndarray | None]]
 """Per stream the arrays of all samples, in order. A stream that no sample has is left out."""

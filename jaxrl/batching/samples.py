@@ -12,17 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxrl.errors import SampleError
-from jaxrl.types import Node, Rollout, TrainingSample
-
-
-@dataclass(frozen=True, slots=True)
-class Branch:
-    """One root-to-leaf path that yields a sample."""
-
-    path: tuple[int, ...]
-    """Indices into `Rollout.nodes`, root first."""
-    trained: tuple[bool, ...]
-    """Per node of the path: False where an earlier branch already trains the node."""
+from jaxrl.types import Branch, Node, Rollout, TrainingSample
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +54,7 @@ def rollout_to_samples(rollout: Rollout) -> list[TrainingSample]:
       ([5, 6, 7, 8], [False, False, False, True], [0.0, 0.0, 0.0, -0.25])
     """
     arrays = [_node_arrays(rollout, index) for index in range(len(rollout.nodes))]
-    return [_branch_sample(rollout, branch, arrays) for branch in _branches(rollout, arrays)]
+    return [_branch_sample(rollout, branch, arrays) for branch in rollout.branches() if any(branch.trained)]
 
 
 def trainable_branches(rollout: Rollout) -> list[Branch]:
@@ -81,20 +71,9 @@ def trainable_branches(rollout: Rollout) -> list[Branch]:
     Raises:
       SampleError: as `rollout_to_samples`.
     """
-    return _branches(rollout, [_node_arrays(rollout, index) for index in range(len(rollout.nodes))])
-
-
-def _branches(rollout: Rollout, arrays: list[_NodeArrays]) -> list[Branch]:
-    has_loss = [bool(a.loss_mask.any()) for a in arrays]
-    taken: set[int] = set()
-    branches: list[Branch] = []
-    for leaf in rollout.leaves:
-        path = rollout.path_to(leaf)
-        trained = tuple(has_loss[index] and index not in taken for index in path)
-        if any(trained):
-            taken.update(path)
-            branches.append(Branch(path, trained))
-    return branches
+    for index in range(len(rollout.nodes)):
+        _node_arrays(rollout, index)  # raises
+    return [branch for branch in rollout.branches() if any(branch.trained)]
 
 
 def _branch_sample(rollout: Rollout, branch: Branch, arrays: list[_NodeArrays]) -> TrainingSample:

@@ -6,6 +6,7 @@ itself. Class defaults are the recommended settings: there is no preset layer ab
 
 from __future__ import annotations
 
+from string import Formatter
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
@@ -36,7 +37,7 @@ class AlgorithmSamplingConfig(Section):
 
     source: Source = "policy"
     """`policy`: the model that is trained. `demonstrations`: the environment's own reference answers, no model. Or a table that
-    names a frozen model."""
+    names a frozen model: `name`, `base_url`."""
 
 
 class AlgorithmBase(Section):
@@ -53,9 +54,19 @@ class AlgorithmBase(Section):
     """True if a rollout's credit comes from comparing it with the rest of its group."""
 
     @property
+    def loss_types(self) -> tuple[LossType, ...]:
+        """The loss components that the algorithm's tokens may feed."""
+        return (self.action_loss_type,)
+
+    @property
     def samples_from_live_policy(self) -> bool:
         """True if the policy that is trained plays the rollouts."""
         return self.sampling.source == POLICY
+
+    @property
+    def samples_from_model(self) -> bool:
+        """True if a model plays the rollouts, so that token sampling means something."""
+        return self.sampling.source != DEMONSTRATIONS
 
     @property
     def frozen_source(self) -> FrozenModelConfig | None:
@@ -66,10 +77,11 @@ class AlgorithmBase(Section):
     @model_validator(mode="after")
     def _has_what_its_loss_needs(self) -> AlgorithmBase:
         if not self.samples_from_live_policy and self.action_loss_type != "ce":
-            source = repr(self.sampling.source) if self.frozen_source is None else f"frozen model {self.frozen_source.name!r}"
+            source = "'demonstrations'" if self.frozen_source is None else f"a frozen model ({self.frozen_source.name!r})"
             raise ValueError(
-                f"`sampling.source`: `{self.type}` feeds the {self.action_loss_type} loss, whose importance ratio needs the live policy's "
-                f"own sampling logprobs, but its rollouts would come from {source}; use `source`='policy', or the algorithm 'sft'"
+                f"`sampling.source` is {source}, but `type`={self.type!r} feeds the {self.action_loss_type} loss, whose importance ratio "
+                "needs the logprobs with which the live policy sampled its own tokens; use `source`='policy', or `type`='sft' to learn "
+                "from what somebody else wrote"
             )
         return self
 
@@ -78,7 +90,7 @@ class TokensPenaltyConfig(Section):
     """Cost of a rollout: the tokens that the policy wrote, and those that tools answered."""
 
     type: Literal["tokens"] = "tokens"
-    """Which cost: `tokens` or `turns`."""
+    """What a rollout costs: `tokens`, weighted by who wrote them, or `turns`."""
     completion_weight: float = Field(default=1.0, ge=0, allow_inf_nan=False)
     """Weight of a token that the policy wrote."""
     tool_response_weight: float = Field(default=1.0, ge=0, allow_inf_nan=False)
@@ -89,7 +101,7 @@ class TurnsPenaltyConfig(Section):
     """Cost of a rollout: its policy turns."""
 
     type: Literal["turns"] = "turns"
-    """Which cost: `tokens` or `turns`."""
+    """What a rollout costs: `tokens`, weighted by who wrote them, or `turns`."""
 
 
 LengthPenaltyConfig = Annotated[TokensPenaltyConfig | TurnsPenaltyConfig, Field(discriminator="type")]
@@ -99,7 +111,7 @@ class GRPOConfig(AlgorithmBase):
     """Group-relative policy optimisation: reward minus the group's mean."""
 
     type: Literal["grpo"] = "grpo"
-    """Which algorithm: `grpo`."""
+    """Which algorithm. `grpo`: a rollout's advantage is its reward minus the mean of its group."""
     length_penalty: LengthPenaltyConfig | None = None
     """Favour the cheaper among a group's best rollouts: such a one counts up to twice its reward, every other rollout
     what it got. Null favours none."""
@@ -110,7 +122,7 @@ class MaxRLConfig(AlgorithmBase):
     """Maximum-likelihood reinforcement learning: reward minus the group's mean, divided by that mean."""
 
     type: Literal["max_rl"] = "max_rl"
-    """Which algorithm: `max_rl`."""
+    """Which algorithm. `max_rl`: a rollout's advantage is its reward minus the mean of its group, divided by that mean."""
     is_group_relative: ClassVar[bool] = True
 
 
@@ -118,7 +130,7 @@ class RLOOConfig(AlgorithmBase):
     """Leave-one-out: reward minus the mean of the group's other rollouts."""
 
     type: Literal["rloo"] = "rloo"
-    """Which algorithm: `rloo`."""
+    """Which algorithm. `rloo`: a rollout's advantage is its reward minus the mean of the others of its group."""
     is_group_relative: ClassVar[bool] = True
 
 
@@ -126,7 +138,7 @@ class ReinforceConfig(AlgorithmBase):
     """REINFORCE: reward minus a running mean of the environment's earlier rewards; needs no group."""
 
     type: Literal["reinforce"] = "reinforce"
-    """Which algorithm: `reinforce`."""
+    """Which algorithm. `reinforce`: a rollout's advantage is its reward minus a running mean of those of earlier groups."""
     decay: float = Field(default=0.95, ge=0, lt=1)
     """Share of the baseline that stays when a group is added to it."""
 
@@ -135,7 +147,7 @@ class RAEConfig(AlgorithmBase):
     """Role-conditioned advantage estimation: a running baseline for each agent of the environment; needs no group."""
 
     type: Literal["rae"] = "rae"
-    """Which algorithm: `rae`."""
+    """Which algorithm. `rae`: a rollout's advantage is its reward minus a running mean of its agent's earlier rewards."""
     decay: float = Field(default=0.95, ge=0, lt=1)
     """Share of an agent's baseline that stays when a rollout is added to it."""
 
@@ -144,9 +156,9 @@ class OPDConfig(AlgorithmBase):
     """On-policy distillation: the policy plays, a frozen teacher says how likely it finds each token."""
 
     type: Literal["opd"] = "opd"
-    """Which algorithm: `opd`."""
+    """Which algorithm. `opd`: the policy plays, and each of its tokens moves towards what a frozen teacher says of it."""
     teacher: FrozenModelConfig
-    """The frozen model to come closer to; of the policy's vocabulary."""
+    """The frozen model to come closer to: `name`, `base_url`; of the policy's vocabulary. It is asked for logprobs, never for text."""
     action_loss_type: ClassVar[LossType] = "ref_kl"
 
     @field_validator("teacher", mode="before")
@@ -154,8 +166,8 @@ class OPDConfig(AlgorithmBase):
     def _is_another_model(cls, teacher: Any) -> Any:
         if teacher == POLICY:
             raise ValueError(
-                "`teacher`='policy': the policy cannot be its own teacher, the divergence would be 0; name a frozen model "
-                "(`name`, `base_url`), or use 'opsd', whose teacher is the policy with a demonstration before its eyes"
+                "`teacher`='policy': the policy cannot be its own teacher, since their divergence is 0; give a frozen model (a table with "
+                "`name` and `base_url`), or use `type`='opsd', whose teacher is the policy with a demonstration before its eyes"
             )
         return teacher
 
@@ -164,7 +176,7 @@ class OPSDConfig(AlgorithmBase):
     """On-policy self-distillation: the teacher is the policy itself, shown a demonstration first."""
 
     type: Literal["opsd"] = "opsd"
-    """Which algorithm: `opsd`."""
+    """Which algorithm. `opsd`: as `opd`, but the teacher is the policy itself, which sees a demonstration before the question."""
     demo_key: str = Field(default="demonstration", min_length=1)
     """Where the demonstration is: a key of what the rollout's environment told (`info`), else of the task; for the default,
     else the environment's own reference answer."""
@@ -176,13 +188,12 @@ class OPSDConfig(AlgorithmBase):
     @classmethod
     def _shows_the_demonstration(cls, template: str) -> str:
         try:
-            shown = template.format(demonstration="\0")
-        except (KeyError, IndexError, ValueError, AttributeError) as error:
-            raise ValueError(
-                f"`template` cannot be filled in ({type(error).__name__}: {error}); the only field is {{demonstration}}, and a brace is "
-                "written twice"
-            ) from None
-        if "\0" not in shown:
+            fields = [field for _, *field in Formatter().parse(template) if field[0] is not None]
+        except ValueError as error:
+            raise ValueError(f"`template` cannot be filled in ({error}); a brace that is meant as one is written twice") from None
+        if any(field != ["demonstration", "", None] for field in fields):
+            raise ValueError("`template` has another field than {demonstration}; a brace that is meant as one is written twice")
+        if not fields:
             raise ValueError("`template` does not show the demonstration; write {demonstration} where it belongs")
         return template
 
@@ -191,15 +202,15 @@ class SFTConfig(AlgorithmBase):
     """Supervised fine-tuning: cross-entropy on every token that a frozen model, or the environment itself, answered."""
 
     type: Literal["sft"] = "sft"
-    """Which algorithm: `sft`."""
+    """Which algorithm. `sft`: cross-entropy on replies that a frozen model, or the environment itself, gives."""
     action_loss_type: ClassVar[LossType] = "ce"
 
     @model_validator(mode="after")
     def _learns_from_somebody_else(self) -> SFTConfig:
         if self.samples_from_live_policy:
             raise ValueError(
-                "`sampling.source`='policy': cross-entropy on the policy's own tokens teaches nothing; use 'demonstrations', or a frozen "
-                "model (`name`, `base_url`)"
+                "`sampling.source`='policy': `sft` learns from somebody else's replies, since cross-entropy on the policy's own tokens "
+                "teaches nothing; use 'demonstrations', or a frozen model (a table with `name` and `base_url`)"
             )
         return self
 

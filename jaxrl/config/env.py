@@ -22,7 +22,7 @@ class SamplingConfig(Section):
     """How tokens are sampled."""
 
     temperature: float = Field(default=1.0, ge=0, le=2)
-    """0 is greedy, allowed in evaluation only."""
+    """0 is greedy; above 0 where the policy's tokens are trained on."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Nucleus sampling; must stay 1 where the policy's tokens are trained on."""
     top_k: int = Field(default=0, ge=0)
@@ -34,11 +34,6 @@ class SamplingConfig(Section):
     """Tokens of one reply at most; clamped to what is left of the window."""
     stop: list[str] = []
     """Strings that end a reply besides the model's stop ids."""
-
-    @property
-    def is_truncated(self) -> bool:
-        """True if the distribution is cut, so that its logprobs are of another distribution than the trainer's."""
-        return self.top_p < 1.0 or self.top_k > 0 or self.min_p > 0.0
 
     @model_validator(mode="after")
     def _temperature_is_no_near_zero(self) -> SamplingConfig:
@@ -103,7 +98,7 @@ class EnvBase(Section):
     reward_deadline_s: float = Field(default=30.0, gt=0)
     """A scorer that runs in a worker process is killed after this many seconds; the reward is then missing, not 0."""
     algo: AlgorithmConfig | None = None
-    """This environment's algorithm; null inherits `orchestrator.algo`."""
+    """This environment's algorithm; null inherits `orchestrator.algo` whole."""
     coefficients: CoefficientsConfig = CoefficientsConfig()
     """How much each loss component of this environment counts beside those of the others."""
     sampling: SamplingConfig | None = None
@@ -125,7 +120,7 @@ class ReasoningGymEnvConfig(EnvBase):
     """Single-turn questions from one dataset of the `reasoning_gym` package."""
 
     type: Literal["reasoning_gym"] = "reasoning_gym"
-    """Which environment: `reasoning_gym` or `reverse_text`."""
+    """Which environment: `reasoning_gym`, `questions` or `reverse_text`."""
     dataset: str
     """Name of the dataset, such as `chain_sum`."""
     parameters: dict[str, Any] = {}
@@ -149,11 +144,36 @@ class ReasoningGymEnvConfig(EnvBase):
     """Under `exact_match`, a reply that was cut by the token limit is worth 0 whatever it holds."""
 
 
+class QuestionsEnvConfig(EnvBase):
+    """Single-turn questions from a file of yours: one JSON object a line (JSONL), with a question and its answer."""
+
+    type: Literal["questions"] = "questions"
+    """Which environment: `reasoning_gym`, `questions` or `reverse_text`."""
+    path: str = Field(min_length=1)
+    """The file, relative to where the run is started."""
+    question_key: str = Field(default="question", min_length=1)
+    """Key of the question, which is the user's message as it stands."""
+    answer_key: str = Field(default="answer", min_length=1)
+    """Key of the answer: text, or a number, which is taken as it is written. Under a `python` reward a row may have none."""
+    demonstration_key: str = Field(default="demonstration", min_length=1)
+    """Key of a reply to learn from, as the policy should write it; a row may have none. `answer` takes the answer itself."""
+    id_key: str = Field(default="id", min_length=1)
+    """Key of a name of the row that no other row has; a row without one is named by a hash of its question."""
+    difficulty_key: str = Field(default="difficulty", min_length=1)
+    """Key of the row's difficulty, text or a number; a row may have none."""
+    split: Literal["train", "heldout", "all"] = "train"
+    """Which questions to keep, by a hash of the question text: `train` and `heldout` never share a text."""
+    heldout_frac: float = Field(default=0.1, ge=0, lt=1)
+    """Share of distinct question texts that belong to `heldout`."""
+    require_stop: bool = True
+    """A reply that was cut by the token limit is worth 0 whatever it holds; under a `reward` of yours, that one decides."""
+
+
 class ReverseTextEnvConfig(EnvBase):
     """Repeat a short text backwards: the smallest complete environment, to be copied."""
 
     type: Literal["reverse_text"] = "reverse_text"
-    """Which environment: `reasoning_gym` or `reverse_text`."""
+    """Which environment: `reasoning_gym`, `questions` or `reverse_text`."""
     min_chars: int = Field(default=2, ge=1)
     """Shortest text."""
     max_chars: int = Field(default=5, ge=1)
@@ -172,7 +192,7 @@ class ReverseTextEnvConfig(EnvBase):
         return self
 
 
-EnvConfig = Annotated[ReasoningGymEnvConfig | ReverseTextEnvConfig, Field(discriminator="type")]
+EnvConfig = Annotated[ReasoningGymEnvConfig | QuestionsEnvConfig | ReverseTextEnvConfig, Field(discriminator="type")]
 
 
 def env_name(config: EnvBase) -> str:

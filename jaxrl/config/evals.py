@@ -15,12 +15,14 @@ class EvalSectionConfig(Section):
     """Evaluation in training. The base and the final policy are always evaluated when an environment is listed."""
 
     env: list[EnvConfig] = []
-    """Held-out environments; their `algo`, `tasks` and `ratio` are not used."""
+    """Held-out environments; their `algo`, `coefficients`, `ratio` and `tasks` are not used, and setting one is a warning."""
     every_n_steps: int | None = Field(default=None, ge=1)
     """Also evaluate after every n-th step; null evaluates the base and the final policy only."""
     num_tasks: int | None = Field(default=None, ge=1)
     """Tasks of each environment, the first ones in its order; null plays all of them."""
     success_threshold: float = 1.0
     """A rollout whose reward reaches this counts as a success."""
+    demonstration_nll: bool = False
+    """Also score the environments' own reference replies: their mean negative logprob per token under the policy."""
     sampling: SamplingConfig = SamplingConfig(temperature=0.0)
     """Token sampling of evaluation; never touches training's."""

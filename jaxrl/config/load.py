@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
+import re
 import tomllib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +25,7 @@ from pydantic_core import ErrorDetails
 
 from jaxrl.config.base import Section
 from jaxrl.config.dump import one_line, redact
+from jaxrl.config.retired import take_retired
 from jaxrl.config.run import RunConfig
 from jaxrl.config.schema import (
     KeyPath,
@@ -183,6 +185,8 @@ def load_config(path: str | Path, overrides: Sequence[str] = (), root: type[Sect
             set_paths.append(_apply(root, table, override))
         except ConfigError as error:
             problems.append(str(error))
+    retired = take_retired(table)
+    problems[:0] = [f"{key.shown} (from {_origin(key.path, set_paths, source)}) is of an earlier design: {key.hint}" for key in retired]
     fill_inherited(root, table)
     try:
         config = root.model_validate(table)
@@ -344,8 +348,7 @@ def _explain(error: ErrorDetails, root: type[Section], table: dict[str, Any], se
     """Turn one pydantic error into a sentence: key, value, where it came from, what was expected, what to do."""
     path, section, field, annotation = _locate(error["loc"], root, table)
     if error["type"] == "value_error":
-        message = str(error["ctx"]["error"]) if "ctx" in error else error["msg"]
-        return message if not path or f"`{dotted(path)}" in message else f"`{dotted(path)}`: {message}"
+        return _with_full_key(str(error["ctx"]["error"]) if "ctx" in error else error["msg"], path, annotation)
     kind = error["type"]
     if kind in ("union_tag_invalid", "union_tag_not_found"):
         tags = [s.model_fields["type"].default for s in section_types(annotation)]
@@ -357,8 +360,7 @@ def _explain(error: ErrorDetails, root: type[Section], table: dict[str, Any], se
         owner = dotted(path[:-1]) or "the top level"
         meaning = f" ({one_line(field.description)})" if field is not None and field.description else ""
         return f"`{key}` is missing: expected {_expected(annotation, field)}{meaning}; set `{path[-1]}` in `{owner}` or give `--{key}`"
-    is_override = any(path[: len(p)] == p or p[: len(path)] == path for p in set_paths)
-    origin = "the command line" if is_override else f"`{source}`"
+    origin = _origin(path, set_paths, source)
     if kind == "extra_forbidden":
         return f"unknown key `{key}` (from {origin}){_nearest_key(root, path, section)}"
     value = error["input"].get("type") if kind == "union_tag_invalid" else error["input"]
@@ -367,6 +369,22 @@ def _explain(error: ErrorDetails, root: type[Section], table: dict[str, Any], se
     default = default_of(field) if field is not None else None
     hint = "" if default is None or isinstance(default, Section | list) else f"; the default is {default!r}"
     return f"`{key}`={text} (from {origin}): expected {_expected(annotation, field)}{near or hint}"
+
+
+def _with_full_key(message: str, path: KeyPath, annotation: Any) -> str:
+    """Give a validator's sentence the full key: it opens with one of its own section, or with that of the whole run, or with none."""
+    opening = re.match(r"`(\w+)[\w.]*`", message)
+    if opening and path and opening[1] == path[-1]:
+        return f"`{dotted((*path[:-1], message[1:]))}"
+    if opening and path and any(opening[1] in section.model_fields for section in section_types(annotation)):
+        return f"`{dotted((*path, message[1:]))}"
+    return message if not path or f"`{dotted(path)}" in message else f"`{dotted(path)}`: {message}"
+
+
+def _origin(path: KeyPath, set_paths: list[KeyPath], source: Path) -> str:
+    """Return in words where a setting came from."""
+    is_override = any(path[: len(p)] == p or p[: len(path)] == path for p in set_paths)
+    return "the command line" if is_override else f"`{source}`"
 
 
 def _locate(
@@ -407,17 +425,23 @@ def _expected(annotation: Any, field: FieldInfo | None = None) -> str:
         elif get_origin(option) is list:
             words.append("a list of tables" if section_types(item_of(option)) else 'a list, such as \'["a", "b"]\'')
         else:
-            words.append(names.get(option, "a table"))
-    bounds = []
+            words.append(names.get(option) or _table_in_words(option))
+    bounds, forms = [], []
     for rule in field.metadata if field is not None else ():
         for name, sign in (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<"), ("multiple_of", "a multiple of")):
             if getattr(rule, name, None) is not None:
                 bounds.append(f"{sign} {getattr(rule, name)}")
         if getattr(rule, "min_length", None):
-            bounds.append("not empty")
+            forms.append(", not empty")
         if getattr(rule, "pattern", None):
-            bounds.append(f"of the form {rule.pattern}")
-    return " or ".join(dict.fromkeys(words)) + (" " + " and ".join(bounds) if bounds else "")
+            forms.append(f" of the form {rule.pattern}")
+    return " or ".join(dict.fromkeys(words)) + (" " + " and ".join(bounds) if bounds else "") + "".join(forms)
+
+
+def _table_in_words(option: Any) -> str:
+    """Say what a table must hold."""
+    required = [f"`{key}`" for s in section_types(option) for key, field in s.model_fields.items() if field.is_required()]
+    return f"a table with {' and '.join(required)}" if required else "a table"
 
 
 def _nearest_key(root: type[Section], path: KeyPath, section: type[Section] | None) -> str:
@@ -428,6 +452,10 @@ def _nearest_key(root: type[Section], path: KeyPath, section: type[Section] | No
     near = difflib.get_close_matches(unknown.replace("-", "_"), section.model_fields, n=1)
     if near:
         return f"; did you mean `{dotted((*parent, near[0]))}`?"
+    siblings = [s for s in section_types(annotation_at(root, parent)) if unknown.replace("-", "_") in s.model_fields]
+    if siblings:
+        tags = " or ".join(repr(s.model_fields["type"].default) for s in siblings)
+        return f"; it belongs to `{dotted((*parent, 'type'))}`={tags}, this is {section.model_fields['type'].default!r}"
     elsewhere = [key for key in all_keys(root) if key.rpartition(".")[2] == unknown]
     if elsewhere:
         return f"; that key belongs to `{elsewhere[0]}`"

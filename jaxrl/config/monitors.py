@@ -41,6 +41,9 @@ class MonitorsConfig(Section):
     """Show a live view when standard output is a terminal, and one line per step otherwise."""
     rollouts: bool = True
     """Write every rollout of every step to `rollouts/step_NNNNNN.jsonl`."""
+    token_export: bool = True
+    """In that file, give each token its text, its origin, the trainer's logprob, its weights and why it was not trained. False writes
+    ids, mask, versions and streams only, in about half the space, and the trainer reports no logprobs."""
     plot: bool = True
     """Draw `reward_curve.png` at the end of the run."""
     tensorboard: TensorBoardConfig | None = None

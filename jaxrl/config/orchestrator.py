@@ -1,12 +1,12 @@
 """What is played, how it is credited, and how far generation may run ahead of training.
 
-Checked here: what environments, batch sizes, filters and token sampling must be to each other. What crosses to the
-engine or the trainer is checked in `config.run`.
+Checked here: what environments, batch sizes and filters must be to each other; what one environment's settings must be
+to each other, `config.rules` knows. What crosses to the engine or the trainer is checked in `config.run`.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+import warnings
 
 from pydantic import Field, model_validator
 
@@ -14,19 +14,9 @@ from jaxrl.config.algorithm import AlgorithmConfig, GRPOConfig
 from jaxrl.config.base import Section
 from jaxrl.config.env import EnvBase, EnvConfig, SamplingConfig, env_name
 from jaxrl.config.evals import EvalSectionConfig
+from jaxrl.config.filters import FilterConfig, GibberishFilterConfig, RepetitionFilterConfig, ZeroAdvantageFilterConfig
 from jaxrl.config.model import PolicyModelConfig
-
-
-class ZeroAdvantageFilterConfig(Section):
-    """Matches a rollout whose assigned advantages are all exactly 0 and that has no ce or ref_kl weight."""
-
-    type: Literal["zero_advantage"] = "zero_advantage"
-    """Tag of this filter."""
-    enforce: bool = True
-    """True drops what matches; False only counts it."""
-
-
-FilterConfig = ZeroAdvantageFilterConfig
+from jaxrl.config.rules import check_training_env, warn_of_unused
 
 
 class TrainSectionConfig(Section):
@@ -64,10 +54,11 @@ class OrchestratorConfig(Section):
     """Groups played at the same time; null means one step's worth."""
     pre_batch_filters: list[FilterConfig] = []
     """Filters before a batch is formed; what they drop is replaced by new groups."""
-    post_batch_filters: list[FilterConfig] = [ZeroAdvantageFilterConfig()]
+    post_batch_filters: list[FilterConfig] = [GibberishFilterConfig(), RepetitionFilterConfig(), ZeroAdvantageFilterConfig()]
     """Filters after a batch is formed; what they drop is not replaced, so the batch shrinks."""
     max_consecutive_failures: int = Field(default=256, ge=1)
-    """The run stops after this many rollouts in a row failed, with the last failure shown."""
+    """The run stops after this many rollouts in a row failed, of the whole run or of one environment, with the last failure
+    shown."""
     max_empty_batches: int = Field(default=10, ge=1)
     """The run stops after this many batch-equivalents in a row gave nothing to train on."""
     wait_deadline_s: float = Field(default=1800.0, gt=0)
@@ -100,22 +91,17 @@ class OrchestratorConfig(Section):
             types = [f.type for f in filters]
             if len(set(types)) < len(types):
                 raise ValueError(f"`orchestrator.{slot}` lists the same filter type twice: {types}")
-        for env in self.train.env:
-            self._check_policy_sampling(env)
         return self
 
-    def _check_policy_sampling(self, env: EnvBase) -> None:
-        sampling = self.sampling_of(env)
-        if sampling.is_truncated:
-            raise ValueError(
-                f"env {env_name(env)!r} samples from the policy with top_p={sampling.top_p}, top_k={sampling.top_k}, "
-                f"min_p={sampling.min_p}: the engine's logprobs would be of a cut distribution that the trainer does not compute; "
-                "use top_p=1, top_k=0, min_p=0"
-            )
-        if sampling.temperature == 0:
-            raise ValueError(
-                f"env {env_name(env)!r} trains at `temperature`=0: a greedy policy has no logprob to learn from; use a positive one"
-            )
+    @model_validator(mode="after")
+    def _environments_are_consistent(self) -> OrchestratorConfig:
+        for index, env in enumerate(self.train.env):
+            check_training_env(index, env, self.algo_of(env), self.sampling_of(env), self.group_size)
+        for index, env in enumerate(self.eval.env):
+            warn_of_unused(index, env)
+        if self.algo != GRPOConfig() and all(env.algo is not None for env in self.train.env):
+            warnings.warn("`orchestrator.algo` is not used: every training environment has an `algo` of its own", stacklevel=2)
+        return self
 
     @property
     def rollouts_per_step(self) -> int | None:

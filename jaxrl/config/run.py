@@ -18,6 +18,8 @@ from jaxrl.config.inference import EmbeddedInferenceConfig, InferenceConfig
 from jaxrl.config.model import ClientConfig
 from jaxrl.config.monitors import MonitorsConfig
 from jaxrl.config.orchestrator import OrchestratorConfig
+from jaxrl.config.rules import key_of
+from jaxrl.config.schema import values_named
 from jaxrl.config.trainer import CosineScheduleConfig, LinearScheduleConfig, TrainerConfig
 
 
@@ -37,7 +39,7 @@ class RunSection(Section):
     compile_cache_dir: str | None = None
     """Folder of the compiled programs; null means `jaxrl/xla` in the user's cache folder. Programs in it are run: keep it yours alone."""
     allow_import_paths: bool = True
-    """False refuses every import path in the configuration: the setting for hosted use. No setting takes one yet."""
+    """False refuses every setting called `import_path`, such as a reward's: the setting for hosted use."""
 
 
 class RunConfig(Section):
@@ -84,6 +86,16 @@ class RunConfig(Section):
         return table
 
     @model_validator(mode="after")
+    def _import_paths_are_allowed(self) -> Self:
+        paths = [] if self.run.allow_import_paths else sorted(values_named("import_path", self))
+        if paths:
+            raise ValueError(
+                "; ".join(f"`{key}`={path!r}" for key, path in paths) + " would run code that is no part of jaxrl, and "
+                "`run.allow_import_paths`=false refuses every import path; leave it out, or run where it is allowed"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _policy_server_is_supported(self) -> Self:
         if self.inference.type == "openai":
             raise ValueError(
@@ -107,11 +119,11 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _window_fits_a_row(self) -> Self:
-        for env in self.orchestrator.train.env:
+        for index, env in enumerate(self.orchestrator.train.env):
             max_tokens = self.orchestrator.sampling_of(env).max_tokens
-            if max_tokens >= self.engine.max_model_len:
+            if max_tokens >= self.engine.max_model_len and self.orchestrator.algo_of(env).samples_from_model:
                 raise ValueError(
-                    f"env {env_name(env)!r}: `sampling.max_tokens`={max_tokens} leaves no room for a prompt in "
+                    f"`{key_of(index, env, 'sampling')}.max_tokens`={max_tokens} leaves no room for a prompt of env {env_name(env)!r} in "
                     f"`inference.max_model_len`={self.engine.max_model_len}; lower the first or raise the second"
                 )
         if self.engine.max_model_len > self.trainer.row_length and self.trainer.overlong == "drop":
@@ -137,16 +149,4 @@ class RunConfig(Section):
             raise ValueError(
                 f"`trainer.optimizer.schedule.warmup_steps`={schedule.warmup_steps} must be below `run.max_steps`={steps}"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _groups_have_peers(self) -> Self:
-        if self.orchestrator.group_size == 1:
-            for env in self.orchestrator.train.env:
-                if self.orchestrator.algo_of(env).is_group_relative:
-                    warnings.warn(
-                        f"env {env_name(env)!r}: `{self.orchestrator.algo_of(env).type}` compares the rollouts of a group, but "
-                        "`orchestrator.group_size`=1: every advantage will be 0 and nothing will be learned",
-                        stacklevel=2,
-                    )
         return self

@@ -119,6 +119,18 @@ def fill_inherited(section: type[Section], table: dict[str, Any]) -> None:
                     fill_inherited(child, item)
 
 
+def values_named(name: str, section: Section, path: KeyPath = ()) -> Iterator[tuple[str, Any]]:
+    """Yield key and value of every field called `name` in a section and the sections below it, where it is not null."""
+    for field in type(section).model_fields:
+        value, here = getattr(section, field), (*path, field)
+        if field == name and value is not None:
+            yield dotted(here), value
+        children = [((*here, i), item) for i, item in enumerate(value)] if isinstance(value, list) else [(here, value)]
+        for where, child in children:
+            if isinstance(child, Section):
+                yield from values_named(name, child, where)
+
+
 def all_keys(section: type[Section], prefix: str = "") -> Iterator[str]:
     """Yield every key of a section and of the sections below it, of whatever type; `N` stands for a list index."""
     for name, field in section.model_fields.items():

@@ -36,7 +36,7 @@ class Wakeable(Protocol):
 
 
 class EmbeddedEndpoint:
-    """`inference.endpoint.Endpoint` over an engine in this process."""
+    """`inference.endpoint.PolicyEndpoint` over an engine in this process."""
 
     def __init__(self, engine: Engine, device: Wakeable, weight_store: WeightStore) -> None:
         """Connect.
@@ -98,15 +98,15 @@ class EmbeddedEndpoint:
             ) from error
 
     async def pause(self) -> None:
-        """See `Endpoint.pause`."""
+        """See `PolicyEndpoint.pause`."""
         await self._await(self._engine.pause())
 
     async def resume(self) -> None:
-        """See `Endpoint.resume`."""
+        """See `PolicyEndpoint.resume`."""
         await self._await(self._engine.resume())
 
     async def load(self, version: int) -> None:
-        """See `Endpoint.load`."""
+        """See `PolicyEndpoint.load`."""
         await self._await(self._engine.load(self._weight_store.get(version), version))
 
     async def health(self) -> EndpointHealth:

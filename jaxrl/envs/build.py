@@ -10,8 +10,9 @@ import json
 import logging
 from collections.abc import Sequence
 
-from jaxrl.config.env import EnvConfig, ReasoningGymEnvConfig, ReverseTextEnvConfig
+from jaxrl.config.env import EnvConfig, QuestionsEnvConfig, ReasoningGymEnvConfig, ReverseTextEnvConfig
 from jaxrl.envs.base import Environment
+from jaxrl.envs.questions import questions_environment
 from jaxrl.envs.reasoning_gym import reasoning_gym_environment
 from jaxrl.envs.reverse_text import reverse_text
 from jaxrl.errors import ConfigError
@@ -28,6 +29,8 @@ def build_environment(config: EnvConfig) -> Environment:
     match config:
         case ReasoningGymEnvConfig():
             return reasoning_gym_environment(config)
+        case QuestionsEnvConfig():
+            return questions_environment(config)
         case ReverseTextEnvConfig():
             return reverse_text(config)
     raise ConfigError(f"no environment is built from {type(config).__name__}; add a case to `jaxrl.envs.build`")

@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import hashlib
 import warnings
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from jaxrl.config.env import ReasoningGymEnvConfig, TierConfig, env_name
+from jaxrl.envs.answers import exact_match, extract_answer
 from jaxrl.envs.base import TaskSpec
 from jaxrl.envs.single_turn import SingleTurnEnvironment
+from jaxrl.envs.splits import question_id, split_of
 from jaxrl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def reasoning_gym_environment(config: ReasoningGymEnvConfig) -> SingleTurnEnviro
     specs: list[TaskSpec] = []
     for tier, item in _distinct_items(config, datasets):
         if config.split in ("all", split_of(item["question"], config.heldout_frac)):
-            identity = f"{tier}/{hashlib.sha256(item['question'].encode()).hexdigest()[:16]}"
+            identity = f"{tier}/{question_id(item['question'])}"
             answer = item["answer"] if isinstance(item["answer"], str) else None
             items[identity] = item
             specs.append({"id": identity, "question": item["question"], "answer": answer, "difficulty": tier})
@@ -72,31 +73,8 @@ def reasoning_gym_environment(config: ReasoningGymEnvConfig) -> SingleTurnEnviro
         system_prompt=config.system_prompt,
         examples=config.examples,
         require_stop=config.require_stop and config.scorer == "exact_match",
+        demonstration=lambda spec: spec["answer"],
     )
-
-
-def split_of(question: str, heldout_frac: float) -> str:
-    """Say which split a question text belongs to: `heldout` for a share `heldout_frac` of all texts, else `train`.
-
-    The first 32 bits of the text's SHA-256, modulo 1000, are compared with `1000 * heldout_frac`.
-    """
-    bucket = int(hashlib.sha256(question.encode()).hexdigest()[:8], 16) % 1000
-    return "heldout" if bucket < 1000 * heldout_frac else "train"
-
-
-def extract_answer(text: str) -> str:
-    """Return what follows the last `</think>`, or the whole text if there is none, without surrounding space.
-
-    Example:
-      >>> extract_answer("<think>8+3=11</think> 11")
-      '11'
-    """
-    return text.rpartition("</think>")[2].strip()
-
-
-def exact_match(spec: TaskSpec, text: str) -> float:
-    """Return 1 if the extracted answer is exactly the spec's `answer`, else 0."""
-    return float(extract_answer(text) == spec["answer"].strip())
 
 
 def _distinct_items(config: ReasoningGymEnvConfig, datasets: dict[str, ProceduralDataset]) -> Iterable[tuple[str, dict[str, Any]]]:

@@ -2,8 +2,8 @@
 
 An environment is a list of task specs (JSON dicts with an `id` of their own) and a way to play one of them. Where one
 question gets one reply, two functions are all it takes: `prompt(spec)` says what to ask, `score(spec, text)` what the
-reply is worth. Then add a config class to `jaxrl.config.env` and a line to `jaxrl.envs.build`. Longer conversations
-implement `Environment.play` themselves.
+reply is worth; `demonstration(spec)`, the right reply, is for algorithms that learn from one. Then add a config class to
+`jaxrl.config.env` and a line to `jaxrl.envs.build`. Longer conversations implement `Environment.play` themselves.
 """
 
 import random
@@ -22,7 +22,13 @@ def reverse_text(config: ReverseTextEnvConfig) -> SingleTurnEnvironment:
       [{'id': '0', 'text': 'jdai', 'difficulty': 4}, {'id': '1', 'text': 'da', 'difficulty': 2}]
     """
     return SingleTurnEnvironment(
-        env_name(config), _specs(config), prompt, score, system_prompt=config.system_prompt, examples=config.examples
+        env_name(config),
+        _specs(config),
+        prompt,
+        score,
+        system_prompt=config.system_prompt,
+        examples=config.examples,
+        demonstration=demonstration,
     )
 
 
@@ -33,7 +39,12 @@ def prompt(spec: TaskSpec) -> str:
 
 def score(spec: TaskSpec, text: str) -> float:
     """Return 1 for the reversed text and 0 for anything else; surrounding space is forgiven."""
-    return float(text.strip() == spec["text"][::-1])
+    return float(text.strip() == demonstration(spec))
+
+
+def demonstration(spec: TaskSpec) -> str:
+    """Return the reply that is worth 1."""
+    return spec["text"][::-1]
 
 
 def _specs(config: ReverseTextEnvConfig) -> list[TaskSpec]:

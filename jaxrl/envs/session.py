@@ -1,29 +1,50 @@
-"""One rollout's conversation with the policy: messages in, replies out, every token recorded on the rollout.
+"""One rollout's conversation with a model that reads and writes the policy's tokens: the policy, or a frozen model.
 
-An environment calls `ask`; the session renders the prompt in a worker thread, clamps the reply to the window, seeds it,
-sends it to the pool, and appends one node per message and one for the reply. The ids that the pool returns are recorded
-as they are. It scores nothing and catches nothing: failures belong to `envs.play`.
+An environment calls `ask`; the session has the prompt rendered, clamps the reply to the window, seeds it, sends it to the
+pool, and has the ids that come back recorded as they are. A policy's tokens come with their logprobs and versions; a frozen
+model's have neither, and none are asked for. It scores nothing and catches nothing: failures belong to `envs.play`.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from jaxrl.config.env import SamplingConfig
 from jaxrl.envs.base import Message, Reply
-from jaxrl.errors import EngineError, PromptTooLongError
+from jaxrl.envs.transcript import Transcript, Window, Written
+from jaxrl.errors import EngineError
 from jaxrl.inference.endpoint import FinishReason, GenerateRequest, Generation, TokenSampling, sampling_seed
 from jaxrl.inference.pool import Pool
-from jaxrl.inference.rendering import RenderedTurn, Renderer, RenderState
-from jaxrl.types import Node, Rollout
+from jaxrl.inference.rendering import RenderedTurn, Renderer
+from jaxrl.types import Rollout
 
 
 def eval_seed_scope(env_name: str) -> str:
     """Return the seed scope of evaluation on an environment; names hold no colon, so no training scope equals it."""
     return f"eval:{env_name}"
+
+
+def token_sampling(
+    sampling: SamplingConfig, rollout: Rollout, *, run_seed: int, seed_scope: str, room: int, stop_ids: tuple[int, ...] = ()
+) -> TokenSampling:
+    """Return how the rollout's next turn is sampled: as configured, in at most `room` tokens, with a seed of its own."""
+    return TokenSampling(
+        max_tokens=min(sampling.max_tokens, room),
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        seed=sampling_seed(run_seed, seed_scope, rollout.draw_index, rollout.member, rollout.num_turns),
+        stop_ids=stop_ids,
+        stop=tuple(sampling.stop),
+    )
+
+
+def request_name(rollout: Rollout) -> str:
+    """Return a name for the request of the rollout's next turn, unique among those of a run that are alive."""
+    return f"{rollout.group_id}/{rollout.member}/{rollout.num_turns}"
 
 
 class PolicySession:
@@ -37,6 +58,8 @@ class PolicySession:
       run_seed: `run.seed`.
       seed_scope: the environment's name in training, `eval_seed_scope(name)` in evaluation.
       window: prompt plus reply tokens that the policy can hold.
+      cache_salt: called for each request; see `GenerateRequest.cache_salt`.
+      is_frozen: the pool is a frozen model's.
     """
 
     def __init__(
@@ -48,19 +71,27 @@ class PolicySession:
         *,
         run_seed: int,
         seed_scope: str,
-        window: int,
+        window: int | Window,
+        cache_salt: Callable[[], str | None] = lambda: None,
+        is_frozen: bool = False,
     ) -> None:
         self._pool = pool
-        self._renderer = renderer
-        self._rollout = rollout
+        self._stop_ids = renderer.stop_ids
         self._sampling = sampling
         self._run_seed = run_seed
         self._seed_scope = seed_scope
-        self._window = window
-        self._state: RenderState | None = None
+        self._cache_salt = cache_salt
+        self._is_frozen = is_frozen
+        self._transcript = Transcript(
+            renderer,
+            rollout,
+            window=Window(window) if isinstance(window, int) else window,
+            writer="frozen" if is_frozen else "policy",
+            stop=sampling.stop,
+        )
 
     async def ask(self, messages: Sequence[Message]) -> Reply:
-        """Append messages to the conversation and let the policy reply. An empty reply is legal.
+        """Append messages to the conversation and let the model reply. An empty reply is legal.
 
         Raises:
           EnvError: the messages cannot be rendered.
@@ -68,76 +99,38 @@ class PolicySession:
           EngineError: the endpoint failed, or its answer breaks the contract of `Generation`.
           DeadlineError: the endpoint's own deadline passed.
         """
-        turn = await asyncio.to_thread(self._renderer.open_turn, self._state, messages)
-        request = self._request(turn)
+        turn, room = await self._transcript.open_turn(messages)
+        request = self._request(turn, room)
         generation = await self._pool.generate(request)
         _check(generation, request)
-        self._state = await asyncio.to_thread(self._renderer.close_turn, turn, generation.token_ids)
-        text = str(self._state.messages[-1]["content"])
-        self._record(turn, generation, text)
-        return Reply(
-            text=self._until_stop_string(text),
-            is_stopped=generation.finish_reason is FinishReason.STOP,
-            num_tokens=len(generation.token_ids),
+        written = Written(
+            generation.token_ids,
+            generation.finish_reason,
+            temperature=self._sampling.temperature,
+            logprobs=None if self._is_frozen else generation.logprobs,
+            versions=None if self._is_frozen else generation.versions,
         )
+        return await self._transcript.close_turn(turn, written)
 
-    def _request(self, turn: RenderedTurn) -> GenerateRequest:
-        rollout, sampling = self._rollout, self._sampling
-        room = self._window - len(turn.prompt_ids)
-        if room < 1:
-            raise PromptTooLongError(
-                f"env {rollout.env_name!r}, task {rollout.task.id!r}, turn {rollout.num_turns}: the prompt has "
-                f"{len(turn.prompt_ids)} tokens and the window is {self._window}, which leaves no room for a reply; "
-                "shorten it or raise `inference.max_model_len`"
-            )
+    def _request(self, turn: RenderedTurn, room: int) -> GenerateRequest:
+        rollout = self._transcript.rollout
         return GenerateRequest(
-            request_id=f"{rollout.group_id}/{rollout.member}/{rollout.num_turns}",
+            request_id=request_name(rollout),
             token_ids=turn.prompt_ids,
-            sampling=TokenSampling(
-                max_tokens=min(sampling.max_tokens, room),
-                temperature=sampling.temperature,
-                top_p=sampling.top_p,
-                top_k=sampling.top_k,
-                min_p=sampling.min_p,
-                seed=sampling_seed(self._run_seed, self._seed_scope, rollout.draw_index, rollout.member, rollout.num_turns),
-                stop_ids=self._renderer.stop_ids,
-                stop=tuple(sampling.stop),
+            sampling=token_sampling(
+                self._sampling, rollout, run_seed=self._run_seed, seed_scope=self._seed_scope, room=room, stop_ids=self._stop_ids
             ),
+            wants_logprobs=not self._is_frozen,
+            cache_salt=self._cache_salt(),
         )
-
-    def _record(self, turn: RenderedTurn, generation: Generation, text: str) -> None:
-        nodes = self._rollout.nodes
-        parent = None if turn.is_fork or not nodes else len(nodes) - 1
-        for message, span in zip(turn.span_messages, turn.spans, strict=True):
-            nodes.append(Node(parent=parent, role=message["role"], content=message["content"], token_ids=span))
-            parent = len(nodes) - 1
-        nodes.append(
-            Node(
-                parent=parent,
-                role="assistant",
-                content=text,
-                token_ids=np.concatenate([turn.generation_prompt, generation.token_ids]).astype(np.int32),
-                sampled=True,
-                logprobs=generation.logprobs,
-                versions=generation.versions,
-                num_sampled=len(generation.token_ids),
-                temperature=self._sampling.temperature,
-                finish_reason=str(generation.finish_reason),
-            )
-        )
-        self._rollout.metrics["forks"] = float(sum(node.parent is None for node in nodes) - 1)
-
-    def _until_stop_string(self, text: str) -> str:
-        cuts = [text.find(stop) for stop in self._sampling.stop if stop in text]
-        return text[: min(cuts)] if cuts else text
 
 
 def _check(generation: Generation, request: GenerateRequest) -> None:
-    """Refuse an answer that cannot be trained on: a token without a logprob is an error, never a logprob of 0."""
+    """Refuse an answer that cannot be trained on: a wanted logprob that is missing is an error, never a logprob of 0."""
     lengths = {name: len(getattr(generation, name)) for name in ("token_ids", "logprobs", "versions")}
     if len(set(lengths.values())) != 1:
         raise EngineError(f"request {request.request_id!r}: the endpoint's arrays differ in length: {lengths}")
-    if not np.isfinite(generation.logprobs).all():
+    if request.wants_logprobs and not np.isfinite(generation.logprobs).all():
         position = int(np.flatnonzero(~np.isfinite(generation.logprobs))[0])
         raise EngineError(
             f"request {request.request_id!r}: the logprob of sampled token {position} is {float(generation.logprobs[position])!r}, "

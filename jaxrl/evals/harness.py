@@ -16,7 +16,9 @@ from jaxrl.config.env import SamplingConfig
 from jaxrl.envs.base import Environment, TaskSpec
 from jaxrl.envs.play import play_rollout
 from jaxrl.envs.session import PolicySession, eval_seed_scope
+from jaxrl.evals.demonstrations import DemonstrationScore, DemonstrationScorer
 from jaxrl.evals.scores import score_rows
+from jaxrl.inference.endpoint import version_salt
 from jaxrl.inference.pool import PolicyPool
 from jaxrl.inference.rendering import Renderer
 from jaxrl.tasks import task_id
@@ -50,6 +52,7 @@ class EnvEvalHarness:
       window: prompt plus reply tokens that the policy can hold.
       num_tasks: play the first so many tasks; None plays all.
       success_threshold: a rollout whose reward reaches this is a success.
+      demonstration_nll: also score the environment's own reference replies.
       concurrency: rollouts that are played at the same time.
       rollout_deadline_s: deadline of one rollout, in seconds.
       hold_deadline_s: how long weight updates are kept waiting, in seconds.
@@ -67,6 +70,7 @@ class EnvEvalHarness:
         window: int,
         num_tasks: int | None = None,
         success_threshold: float = 1.0,
+        demonstration_nll: bool = False,
         concurrency: int = 64,
         rollout_deadline_s: float = 300.0,
         hold_deadline_s: float = 600.0,
@@ -78,12 +82,15 @@ class EnvEvalHarness:
         self._sampling = sampling
         self._run_seed = run_seed
         self._window = window
-        self._num_tasks = num_tasks
+        self._plan = list(env.tasks()[:num_tasks])
         self._success_threshold = success_threshold
         self._concurrency = concurrency
         self._rollout_deadline_s = rollout_deadline_s
         self._hold_deadline_s = hold_deadline_s
         self._on_progress = on_progress
+        self._demonstrations: DemonstrationScorer | None = None
+        if demonstration_nll:
+            self._demonstrations = DemonstrationScorer(env, self._plan, renderer, window=window, rollout_deadline_s=rollout_deadline_s)
 
     async def run(self, step: int) -> EvalResult:
         """Play every planned rollout once and score them. A failing rollout is a row, not an exception.
@@ -91,7 +98,7 @@ class EnvEvalHarness:
         Args:
           step: the training step after which this is made, 0 for the base policy; a label, no part of any seed.
         """
-        plan = list(self._env.tasks()[: self._num_tasks])
+        plan = self._plan
         free = asyncio.Semaphore(self._concurrency)
         async with self._pool.hold_version(f"evaluation of {self._env.name!r}", self._hold_deadline_s) as version:
             rollouts = [self._plan_rollout(spec, index, step, version) for index, spec in enumerate(plan)]
@@ -105,7 +112,10 @@ class EnvEvalHarness:
                     num_done += 1
                     if self._on_progress is not None:
                         self._on_progress(num_done, len(plan))
+            scores = None if self._demonstrations is None else await self._demonstrations.score(self._pool, free)
         rows = [_row(rollout, index, version) for index, rollout in enumerate(rollouts)]
+        for row, score in zip(rows, scores or [], strict=False):
+            row |= _demonstration_columns(score)
         return EvalResult(self._env.name, step, version, score_rows(rows, self._success_threshold), rows)
 
     def _plan_rollout(self, spec: TaskSpec, index: int, step: int, version: int) -> Rollout:
@@ -121,9 +131,18 @@ class EnvEvalHarness:
             run_seed=self._run_seed,
             seed_scope=eval_seed_scope(self._env.name),
             window=self._window,
+            cache_salt=lambda: version_salt(self._pool.version),
         )
         async with free:
             await play_rollout(self._env, rollout, session, self._rollout_deadline_s)
+
+
+def _demonstration_columns(score: DemonstrationScore | None) -> dict[str, Any]:
+    """Return what a row says of the task's demonstration; null where there is none."""
+    return {
+        "demonstration_nll": None if score is None else score.nll,
+        "demonstration_tokens": None if score is None else score.num_tokens,
+    }
 
 
 def _row(rollout: Rollout, index: int, version: int) -> dict[str, Any]:

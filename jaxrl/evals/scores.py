@@ -23,8 +23,9 @@ def score_rows(rows: Sequence[Mapping[str, Any]], success_threshold: float) -> d
     Returns:
       `n_planned`, `n_scored`, `n_error`, and `n_other_version` (rollouts with a token of another version than the one
       that was held, after a hold ran past its deadline); `success_rate` and `mean_reward` over the scored rollouts;
-      `mean_completion_tokens` and `truncated_frac` over the rollouts that did not fail. A mean over no rollout is
-      absent.
+      `mean_completion_tokens` and `truncated_frac` over the rollouts that did not fail. `demonstration_nll`, where
+      rows tell what the policy says of the tasks' demonstrations: nats per token, over all of their tokens, and
+      `n_demonstrations`. A mean over nothing is absent.
 
     Example:
       >>> row = {"status": "ok", "reward": 1.0, "completion_tokens": 3, "is_truncated": False, "version": 0,
@@ -46,4 +47,9 @@ def score_rows(rows: Sequence[Mapping[str, Any]], success_threshold: float) -> d
     if played:
         scores["mean_completion_tokens"] = float(np.mean([row["completion_tokens"] for row in played]))
         scores["truncated_frac"] = float(np.mean([row["is_truncated"] for row in played]))
+    shown = [row for row in rows if row.get("demonstration_tokens")]
+    if shown:
+        num_tokens = sum(row["demonstration_tokens"] for row in shown)
+        scores["demonstration_nll"] = float(sum(row["demonstration_nll"] for row in shown) / num_tokens)
+        scores["n_demonstrations"] = float(len(shown))
     return scores

@@ -1,13 +1,14 @@
 """The one protocol that anything which generates tokens speaks: tokens in, tokens out, with logprobs and versions.
 
-An `Endpoint` is the embedded engine's client or an HTTP server's client; environments never see one (they see an
-`envs.base.Session`). Requests and answers are plain numpy; nothing here retries, renders text or knows a policy version
-of its own.
+An `Endpoint` is the embedded engine's client or an HTTP server's client; one whose weights can be replaced is a
+`PolicyEndpoint`. Environments never see either (they see an `envs.base.Session`). Requests and answers are plain numpy;
+nothing here retries, renders text or knows a policy version of its own.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol, runtime_checkable
@@ -63,6 +64,11 @@ class GenerateRequest:
     """How its tokens are sampled."""
     num_top_logprobs: int = 0
     """Alternatives per sampled token to report; an endpoint that cannot refuses the request."""
+    wants_logprobs: bool = True
+    """False if nobody will look at the sampled tokens' logprobs; an endpoint may give them all the same."""
+    cache_salt: str | None = None
+    """Prompts with different salts share no cached prefix: what one policy version computed is of no use to the next. None for
+    a model that stays as it is. An endpoint without a prefix cache, such as the embedded engine, has no use for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +79,8 @@ class Generation:
     """[N] int32, the sampled stop id included."""
     logprobs: np.ndarray
     """[N] float32 under the distribution that was sampled from (after temperature and truncation); under that of
-    temperature 1 where `temperature` is 0, since the logprob of a point mass says nothing."""
+    temperature 1 where `temperature` is 0, since the logprob of a point mass says nothing. NaN where the request wanted
+    none and the endpoint gave none."""
     versions: np.ndarray
     """[N] int32, the policy version that sampled each token; `NO_VERSION` where a frozen model did."""
     finish_reason: FinishReason
@@ -82,6 +89,30 @@ class Generation:
     """[N, K] int32, the likeliest tokens at each place, best first, K = `num_top_logprobs`; None if none were asked for."""
     top_logprobs: np.ndarray | None = None
     """[N, K] float32 of `top_ids`, under the distribution of `logprobs`; minus infinity for a token that truncation left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """One conversation to continue in words, by a server that renders and decodes with the tokenizer of its own model."""
+
+    request_id: str
+    """For messages."""
+    messages: tuple[Mapping[str, str], ...]
+    """`{"role": ..., "content": ...}`, at least one."""
+    sampling: TokenSampling
+    """How its tokens are sampled; `max_tokens` counts the server's own, and `stop_ids`, ids of another vocabulary, are not sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatReply:
+    """What a server wrote after a conversation."""
+
+    text: str
+    """The reply, without the text of a stop id; a stop string that ended it is at its end, where the server says which one did."""
+    is_stopped: bool
+    """False if the token limit cut it."""
+    stop_string: str = ""
+    """The stop string that ended it; empty if a stop id did, or the limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +149,7 @@ class EndpointHealth:
 
 @runtime_checkable
 class Endpoint(Protocol):
-    """Something that generates. Every method may be called from the event loop's thread only."""
+    """Something that generates and scores. Every method may be called from the event loop's thread only."""
 
     async def generate(self, request: GenerateRequest) -> Generation:
         """Continue a prompt.
@@ -136,6 +167,19 @@ class Endpoint(Protocol):
         """Return [L] float32 logprobs of the given [L] tokens, each given those before it; index 0 is 0.0."""
         ...
 
+    async def health(self) -> EndpointHealth:
+        """Report readiness, load and the version that is being served."""
+        ...
+
+    async def close(self) -> None:
+        """Give back what the client holds; outstanding requests are cancelled."""
+        ...
+
+
+@runtime_checkable
+class PolicyEndpoint(Endpoint, Protocol):
+    """An endpoint of the policy: it takes new weights while it serves."""
+
     async def pause(self) -> None:
         """Hold all decoding after the current step; requests stay where they are."""
         ...
@@ -148,13 +192,15 @@ class Endpoint(Protocol):
         """Take published policy `version`; returns once every later token is sampled from it."""
         ...
 
-    async def health(self) -> EndpointHealth:
-        """Report readiness, load and the version that is being served."""
-        ...
 
-    async def close(self) -> None:
-        """Give back what the client holds; outstanding requests are cancelled."""
-        ...
+def version_salt(version: int) -> str:
+    """Return the cache salt of prompts that go to a policy version.
+
+    Example:
+      >>> version_salt(3)
+      'v3'
+    """
+    return f"v{version}"
 
 
 def sampling_seed(run_seed: int, env_name: str, draw_index: int, member: int, turn: int) -> int:

@@ -25,9 +25,10 @@ import numpy as np
 
 from jaxrl.config.model import FrozenModelConfig
 from jaxrl.errors import ConfigError, DeadlineError, EndpointDownError, EngineError, JaxrlError
-from jaxrl.inference.endpoint import Endpoint, EndpointHealth, GenerateRequest, Generation
+from jaxrl.inference.endpoint import ChatReply, ChatRequest, Endpoint, EndpointHealth, GenerateRequest, Generation
 from jaxrl.inference.http import HttpEndpoint
 from jaxrl.inference.pool import health_of_all
+from jaxrl.inference.wire import check_key
 
 COOL_DOWN_S = 15.0
 """How long an endpoint that failed is left alone before it is probed."""
@@ -39,10 +40,22 @@ T = TypeVar("T")
 
 
 class FrozenEndpoint(Endpoint, Protocol):
-    """An endpoint that can say which model it serves."""
+    """An endpoint that can say which model it serves, and what that model's tokenizer does."""
+
+    async def tokenize(self, text: str) -> np.ndarray | None:
+        """Return [n] int32 ids of a text, none added around it; None if the server does not tell."""
+        ...
+
+    async def detokenize(self, token_ids: np.ndarray) -> str | None:
+        """Return the text of ids, special tokens included; None if the server does not tell."""
+        ...
 
     async def probe(self) -> int | None:
         """Return the model; raise `EndpointDownError` if there is no answer, another `EngineError` if the answer is no."""
+        ...
+
+    async def chat(self, request: ChatRequest) -> ChatReply:
+        """Continue a conversation in words; raise as `generate` does."""
         ...
 
 
@@ -93,12 +106,16 @@ class FrozenPool:
         self._clock = clock
         self._probes: dict[str, asyncio.Task[None]] = {}
 
+    def __str__(self) -> str:
+        return f"frozen model {self.name!r} at {', '.join(state.name for state in self._endpoints)}"
+
     async def setup(self, *, window: int | None = None, scored_ids: np.ndarray | None = None, deadline_s: float = 60.0) -> None:
         """Wait until every endpoint is ready, and check that it can do what will be asked of it.
 
         Args:
           window: the longest sequence that will be sent, if known.
-          scored_ids: [L] int32, a few ids that are scored once on each endpoint, for a pool that will be asked to score.
+          scored_ids: [L] int32, a few ids that are scored once on each endpoint, for a pool that will be asked to score;
+            their windows must then be longer by one, because a server also samples a token after what it scores.
           deadline_s: for all of it, in seconds.
 
         Raises:
@@ -136,12 +153,19 @@ class FrozenPool:
         windows = {state.name: task.result() for state, task in zip(self._endpoints, tasks, strict=True)}
         told = {name: size for name, size in windows.items() if size is not None}
         self.window = min(told.values(), default=None)
+        needed = (window or 0) + (scored_ids is not None)
         for name, size in told.items():
-            if window is not None and size < window:
+            if size < needed:
+                sampled = "" if scored_ids is None else f" ({window or 0} to score, and one that the server samples after them)"
                 raise ConfigError(
-                    f"frozen model {self.name!r}: {name} holds sequences of {size} tokens, and some may have {window}; "
+                    f"frozen model {self.name!r}: {name} holds sequences of {size} tokens, and some may have {needed}{sampled}; "
                     "serve it with a longer window, or shorten prompts and replies"
                 )
+
+    @property
+    def endpoints(self) -> dict[str, FrozenEndpoint]:
+        """The endpoints by name."""
+        return {state.name: state.endpoint for state in self._endpoints}
 
     async def generate(self, request: GenerateRequest) -> Generation:
         """Continue a prompt.
@@ -151,6 +175,10 @@ class FrozenPool:
           EngineError: the request was refused, its answer cannot be used, or every endpoint is down.
         """
         return await self._on_healthy("generate", lambda endpoint: endpoint.generate(request))
+
+    async def chat(self, request: ChatRequest) -> ChatReply:
+        """Continue a conversation in words, for a model whose tokens mean nothing to the policy; raises as `generate` does."""
+        return await self._on_healthy("chat", lambda endpoint: endpoint.chat(request))
 
     async def score(self, token_ids: np.ndarray, temperature: float = 1.0) -> np.ndarray:
         """Return [L] float32 logprobs of [L] tokens under the frozen model, 0.0 for the first; raises as `generate` does."""
@@ -271,22 +299,28 @@ def connect_frozen_pool(config: FrozenModelConfig, environ: Mapping[str, str]) -
     return FrozenPool(config.name, endpoints, max_concurrency=config.max_concurrency, timeout_s=config.timeout_s)
 
 
-def api_key(variable: str | None, environ: Mapping[str, str]) -> str | None:
+def api_key(variable: str | None, environ: Mapping[str, str], setting: str = "api_key_var") -> str | None:
     """Return the key that a variable holds; None if no variable is named.
 
+    Args:
+      variable: the name of the variable.
+      environ: where it is looked up, such as `os.environ`.
+      setting: the key of the configuration that names it, for messages.
+
     Raises:
-      ConfigError: it is not set, or empty.
+      ConfigError: it is not set, or empty, or its key cannot be sent.
 
     Example:
       >>> api_key("TEACHER_KEY", {})
       Traceback (most recent call last):
-      jaxrl.errors.ConfigError: `api_key_var`='TEACHER_KEY': there is no such environment variable, or it is empty; set it to the API key
+      jaxrl.errors.ConfigError: `api_key_var`='TEACHER_KEY': the environment variable TEACHER_KEY is not set or empty; put the key into it
     """
     if variable is None:
         return None
     key = environ.get(variable, "").strip()
     if not key:
-        raise ConfigError(f"`api_key_var`={variable!r}: there is no such environment variable, or it is empty; set it to the API key")
+        raise ConfigError(f"`{setting}`={variable!r}: the environment variable {variable} is not set or empty; put the key into it")
+    check_key(key, f"in the environment variable {variable}")
     return key
 
 

@@ -1,9 +1,10 @@
 """One server that speaks the routes of OpenAI and vLLM, as a frozen endpoint: tokens in, tokens out, logprobs, health.
 
-In: a base URL, the model's name, a key. Out: the `Endpoint` protocol, without weights to load. The first call finds out
-whether the server has the token route (`wire.TOKENS_PATH`); if not, completions with a prompt of ids are used from then
-on. Cancelling a call closes its connection, which is how such servers learn of it. What may be sent again is
-decided in `backoff`, what an answer means in `wire`; another server is never tried here (`frozen` does that).
+In: a base URL, the model's name, a key. Out: the `Endpoint` protocol, and what the server's tokenizer makes of texts and
+ids. The first call finds out whether the server has the token route (`wire.TOKENS_PATH`); if not, completions with a
+prompt of ids are used from then on. Cancelling a call closes its connection, which is how such servers learn of it. What
+may be sent again is decided in `backoff`, what an answer means in `wire`; another server is never tried here (`frozen`
+does that).
 
 | what waits | for what                                | ends by                               |
 |------------|-----------------------------------------|---------------------------------------|
@@ -27,7 +28,7 @@ from jaxrl.config.dump import redact
 from jaxrl.errors import DeadlineError, EndpointDownError, EngineError, JaxrlError, PromptTooLongError
 from jaxrl.inference import wire
 from jaxrl.inference.backoff import BUSY_STATUSES, LOST_CONNECTIONS, Backoff, retry_after_s
-from jaxrl.inference.endpoint import NO_VERSION, EndpointHealth, GenerateRequest, Generation
+from jaxrl.inference.endpoint import NO_VERSION, ChatReply, ChatRequest, EndpointHealth, GenerateRequest, Generation
 
 CONNECT_DEADLINE_S = 10.0
 PROBE_DEADLINE_S = 10.0
@@ -38,6 +39,10 @@ T = TypeVar("T")
 _NO_ROUTE_STATUSES = (403, 404, 405, 501)
 """What servers answer on a route that they do not have, or that is switched off."""
 _TOO_LONG = re.compile(r"context.length|max_model_len|maximum (?:model |context )?length|too long|longer than|no room", re.IGNORECASE)
+
+
+class _NoRouteError(EngineError):
+    """The server does not have the route."""
 
 
 class HttpEndpoint:
@@ -109,6 +114,21 @@ class HttpEndpoint:
             lambda content, path: wire.read_generation(content, path, request),
         )
 
+    async def chat(self, request: ChatRequest) -> ChatReply:
+        """Continue a conversation in words.
+
+        Raises:
+          PromptTooLongError: the server says so.
+          EngineError: the request was refused, or its answer cannot be used.
+          DeadlineError: no answer came in time.
+        """
+        return await self._ask(
+            f"request {request.request_id!r}",
+            lambda _: wire.chat_body(self.model, request),
+            lambda content, _: wire.read_chat(content, request),
+            path=wire.CHAT_PATH,
+        )
+
     async def score(self, token_ids: np.ndarray, temperature: float = 1.0) -> np.ndarray:
         """See `Endpoint.score`; only at temperature 1, because servers give the logprobs of prompts before any temperature."""
         if temperature != 1.0:
@@ -124,17 +144,15 @@ class HttpEndpoint:
             lambda content, _: wire.read_scores(content, token_ids),
         )
 
-    async def pause(self) -> None:
-        """Refuse: see `load`."""
-        raise self._frozen("paused")
+    async def tokenize(self, text: str) -> np.ndarray | None:
+        """Return [n] int32 ids that the server makes of a text, none added around it; None if it has no such route."""
+        body = {"model": self.model, "prompt": text, "add_special_tokens": False}
+        return await self._ask_tokenizer("the ids of a text", wire.TOKENIZE_PATH, body, wire.read_tokenized)
 
-    async def resume(self) -> None:
-        """Refuse: see `load`."""
-        raise self._frozen("resumed")
-
-    async def load(self, version: int) -> None:
-        """Refuse: the model behind this endpoint is frozen, and belongs to whoever runs the server."""
-        raise self._frozen(f"given version {version}")
+    async def detokenize(self, token_ids: np.ndarray) -> str | None:
+        """Return the text that the server makes of ids, special tokens included; None if it has no such route."""
+        body = {"model": self.model, "tokens": token_ids.tolist()}
+        return await self._ask_tokenizer(f"the text of {len(token_ids)} ids", wire.DETOKENIZE_PATH, body, wire.read_detokenized)
 
     async def health(self) -> EndpointHealth:
         """See `Endpoint.health`; ready if the server answers and lists the model. Raises nothing: `problem` says what is wrong."""
@@ -171,14 +189,19 @@ class HttpEndpoint:
         """See `Endpoint.close`."""
         await self._client.aclose()
 
-    async def _ask(self, what: str, body: Callable[[str], dict[str, Any]], read: Callable[[bytes, str], T]) -> T:
-        """Send a request to the route that the server has, within the deadline of a call, and read the answer in a worker thread."""
+    async def _ask(
+        self, what: str, body: Callable[[str], dict[str, Any]], read: Callable[[bytes, str], T], *, path: str | None = None
+    ) -> T:
+        """Send a request within the deadline of a call, and read the answer in a worker thread.
+
+        `path` None takes the route of tokens that the server has.
+        """
         timer = asyncio.timeout(self._timeout_s)
         failures: list[str] = []
         try:
             async with timer:
                 until = timer.when() or 0.0
-                path = await self._route(what, failures, until)
+                path = path or await self._route(what, failures, until)
                 response = await self._post(what, path, body(path), failures, until)
                 if response.status_code != 200:
                     raise await self._refusal(what, response)
@@ -191,6 +214,13 @@ class HttpEndpoint:
                 raise
             last = f"; the last try ended with {failures[-1]}" if failures else ""
             raise DeadlineError(f"{self._where}: {what} got no answer within {self._timeout_s:g} s (`timeout_s`){last}") from error
+
+    async def _ask_tokenizer(self, what: str, path: str, body: dict[str, Any], read: Callable[[bytes], T]) -> T | None:
+        """Send a request to a route that a server may lack, and read the answer; None if it lacks it."""
+        try:
+            return await self._ask(what, lambda _: body, lambda content, _: read(content), path=path)
+        except _NoRouteError:
+            return None
 
     async def _route(self, what: str, failures: list[str], until: float) -> str:
         """Return the route that the server has, found out by an empty request, which one that has it refuses as incomplete.
@@ -278,7 +308,9 @@ class HttpEndpoint:
         problem = self._problem(response)
         if status == 404:
             await self._look_up_model()  # raises if the reason is the model
-            return EngineError(f"{where}: status 404 from {response.url.path}, though the model is served: {problem}")
+            return _NoRouteError(f"{where}: status 404 from {response.url.path}, though the model is served: {problem}")
+        if status in _NO_ROUTE_STATUSES:
+            return _NoRouteError(f"{where}: status {status} from {response.url.path}: {problem}")
         if response.has_redirect_location:
             target = response.headers["location"]
             return EngineError(f"{where}: status {status}: it redirects to {target!r:.200}, and none is followed; correct `base_url`")
@@ -301,9 +333,6 @@ class HttpEndpoint:
         if sampling.max_tokens <= room:
             return request
         return dataclasses.replace(request, sampling=dataclasses.replace(sampling, max_tokens=room))
-
-    def _frozen(self, what: str) -> EngineError:
-        return EngineError(f"{self._where} is frozen: it cannot be {what}, its weights are those that the server was started with")
 
 
 def _in_words(error: httpx.HTTPError) -> str:

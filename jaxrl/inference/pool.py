@@ -16,7 +16,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from jaxrl.errors import DeadlineError, EngineError, JaxrlError
-from jaxrl.inference.endpoint import NO_VERSION, Endpoint, EndpointHealth, GenerateRequest, Generation
+from jaxrl.inference.endpoint import NO_VERSION, Endpoint, EndpointHealth, GenerateRequest, Generation, PolicyEndpoint
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -51,7 +51,7 @@ class PolicyPool:
       update_deadline_s: how long one stage of an update (pause, load, resume) may take, in seconds.
     """
 
-    def __init__(self, endpoints: Sequence[Endpoint], version: int, *, update_deadline_s: float = 600.0) -> None:
+    def __init__(self, endpoints: Sequence[PolicyEndpoint], version: int, *, update_deadline_s: float = 600.0) -> None:
         if not endpoints:
             raise ValueError("a policy pool needs at least one endpoint, got none")
         self._endpoints = tuple(endpoints)
@@ -138,7 +138,7 @@ class PolicyPool:
         """Close every endpoint, also when one of them fails to close; then raise the first failure."""
         await self._on_all("close", lambda endpoint: endpoint.close())
 
-    async def _on_least_loaded(self, what: str, call: Callable[[Endpoint], Awaitable[T]]) -> T:
+    async def _on_least_loaded(self, what: str, call: Callable[[PolicyEndpoint], Awaitable[T]]) -> T:
         index = min(range(len(self._endpoints)), key=self._outstanding.__getitem__)
         self._outstanding[index] += 1
         try:
@@ -150,7 +150,7 @@ class PolicyPool:
         finally:
             self._outstanding[index] -= 1
 
-    async def _on_all(self, what: str, call: Callable[[Endpoint], Awaitable[None]]) -> None:
+    async def _on_all(self, what: str, call: Callable[[PolicyEndpoint], Awaitable[None]]) -> None:
         """Run one stage on all endpoints at once, wait for every one of them, then raise the first failure."""
         try:
             async with asyncio.timeout(self._update_deadline_s):

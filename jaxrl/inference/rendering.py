@@ -8,6 +8,7 @@ rendered anew. Sampled ids are never encoded again, and nothing here parses tool
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
@@ -113,13 +114,32 @@ class Renderer:
             ) from error
         _check_vocabulary(path, tokenizer)
         eos_ids = _eos_ids(path, tokenizer)
-        turn_end_id = cls(tokenizer, chat_template, eos_ids)._turn_end_id(path)
+        try:
+            turn_end_id = cls(tokenizer, chat_template, eos_ids).turn_end_id
+        except ModelLoadError as error:
+            raise ModelLoadError(f"{path}: {error}") from error.__cause__
         return cls(tokenizer, chat_template, eos_ids | {turn_end_id})
 
     @property
     def vocab_size(self) -> int:
         """Number of ids that the tokenizer knows, special tokens included."""
         return len(self._tokenizer)
+
+    @property
+    def num_ids(self) -> int:
+        """The highest id that the tokenizer knows, plus 1; more than `vocab_size` where ids are left out."""
+        return 1 + max(self._tokenizer.get_vocab().values())
+
+    @functools.cached_property
+    def bos_id(self) -> int | None:
+        """The special token that the template puts before a conversation, once; None if it puts none.
+
+        A token that begins every message is none, even if the tokenizer calls it bos, as ChatML's `<|im_start|>` often is.
+        """
+        turn = [{"role": "user", "content": _PROBE}, {"role": "assistant", "content": _PROBE}]
+        ids = self.message_ids([*turn, turn[0]]).tolist()
+        is_special = bool(ids) and ids[0] in self._backend.get_added_tokens_decoder()
+        return ids[0] if is_special and ids.count(ids[0]) == 1 else None
 
     def longest_token(self) -> int:
         """Return the characters of the longest token in the vocabulary."""
@@ -189,6 +209,14 @@ class Renderer:
         """
         return self._render(_text_messages(messages), add_generation_prompt=True)
 
+    def message_ids(self, messages: Sequence[Mapping[str, Any]]) -> np.ndarray:
+        """Return [n] int32 ids of a conversation that nobody is asked to continue: no generation prompt follows it.
+
+        Raises:
+          EnvError: no message, a message without role or text, or a conversation that the template refuses.
+        """
+        return self.encode(self._render(_text_messages(messages), add_generation_prompt=False), add_special_tokens=False)
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> np.ndarray:
         """Return [n] int32 ids of a text, by default with the tokens that the tokenizer puts around a bare one (such as bos)."""
         return np.asarray(self._backend.encode(text, add_special_tokens=add_special_tokens).ids, np.int32)
@@ -196,6 +224,11 @@ class Renderer:
     def decode(self, token_ids: Sequence[int] | np.ndarray) -> str:
         """Return the text of token ids, special tokens included; bytes that are no UTF-8 read as U+FFFD."""
         return self._backend.decode([int(token) for token in token_ids], skip_special_tokens=False)
+
+    def token_text(self, token_id: int) -> str:
+        """Return the text of one token as it reads inside a text: at the beginning of one, some tokenizers leave out its space."""
+        before = [self.stop_ids[0]]
+        return self.decode([*before, token_id])[len(self.decode(before)) :]
 
     def _render(self, messages: Sequence[dict[str, Any]], *, add_generation_prompt: bool) -> str:
         try:
@@ -236,20 +269,26 @@ class Renderer:
         begins = np.maximum.accumulate(np.asarray([start + begin for begin, _ in encoding.offsets], np.int64))
         return np.split(token_ids, np.searchsorted(begins, ends, side="left"))
 
-    def _turn_end_id(self, path: Path) -> int:
-        """Return the first added token that the template writes after an assistant's text."""
+    @functools.cached_property
+    def turn_end_id(self) -> int:
+        """The id with which a reply that is written out in full ends: the first added token that the template puts after an
+        assistant's text.
+
+        Raises:
+          ModelLoadError: the template puts none there, or cannot render an answer.
+        """
         probe = [{"role": "user", "content": _PROBE}, {"role": "assistant", "content": _PROBE}]
         try:
             text = self._render(probe, add_generation_prompt=False)
         except EnvError as error:
-            raise ModelLoadError(f"{path}: the chat template cannot render a question and an answer: {error}") from error
+            raise ModelLoadError(f"the chat template cannot render a question and an answer: {error}") from error
         tail = text[text.rfind(_PROBE) + len(_PROBE) :]
         added = self._backend.get_added_tokens_decoder()
         for token_id in self._backend.encode(tail, add_special_tokens=False).ids:
             if token_id in added:
                 return token_id
         raise ModelLoadError(
-            f"{path}: the chat template ends an assistant turn with {tail!r}, which holds no special token of the tokenizer, "
+            f"the chat template ends an assistant turn with {tail!r}, which holds no special token of the tokenizer, "
             f"so a reply would never stop there (stop tokens known: {[self._backend.id_to_token(i) for i in self.stop_ids]}); "
             "add the token to tokenizer.json"
         )

@@ -1,7 +1,7 @@
 """What goes over the wire to an OpenAI-compatible server, and what is believed of what comes back.
 
-In: our requests. Out: JSON bodies for `/inference/v1/generate` (tokens in, tokens out) and for `/v1/completions` with a
-prompt of token ids; from the answers, `Generation`s and scores. Every token id, length and number of an answer is
+In: our requests. Out: JSON bodies for `/inference/v1/generate` (tokens in, tokens out), for `/v1/completions` with a
+prompt of token ids and for `/v1/chat/completions` (words in, words out); from the answers, `Generation`s, words and scores. Every token id, length and number of an answer is
 checked, and nothing is guessed: text is never turned into ids again. Pure functions; nothing here waits or sends.
 """
 
@@ -13,10 +13,22 @@ from typing import Any
 import numpy as np
 
 from jaxrl.errors import ConfigError, EngineError
-from jaxrl.inference.endpoint import NO_VERSION, FinishReason, GenerateRequest, Generation, TokenSampling
+from jaxrl.inference.endpoint import (
+    NO_VERSION,
+    ChatReply,
+    ChatRequest,
+    FinishReason,
+    GenerateRequest,
+    Generation,
+    TokenSampling,
+)
 
 TOKENS_PATH, COMPLETIONS_PATH = "/inference/v1/generate", "/v1/completions"
 """The two routes that generate and score, the preferred one first; paths below the server's root."""
+TOKENIZE_PATH, DETOKENIZE_PATH = "/tokenize", "/detokenize"
+"""What the server's tokenizer makes of a text, and of ids."""
+CHAT_PATH = "/v1/chat/completions"
+"""The route of messages and text, for a model of another vocabulary."""
 
 _FINISH_REASONS = {
     "stop": FinishReason.STOP,
@@ -35,7 +47,15 @@ def generate_body(path: str, model: str, request: GenerateRequest) -> dict[str, 
     Every setting is written out: what is left out would come from the server's copy of generation_config.json. The
     request's id is not sent: a second try may reach the server while it still works on the first.
     """
-    return _body(path, model, request.token_ids, request.sampling, {"logprobs": 0})
+    body = _body(path, model, request.token_ids, request.sampling, {"logprobs": 0} if request.wants_logprobs else {})
+    return body if request.cache_salt is None else {**body, "cache_salt": request.cache_salt}
+
+
+def chat_body(model: str, request: ChatRequest) -> dict[str, Any]:
+    """Return the JSON body that asks for the next message of a conversation; every setting is written out, as in `generate_body`."""
+    settings = _settings(request.sampling)
+    messages = [{"role": message["role"], "content": message["content"]} for message in request.messages]
+    return {"model": model, "stream": False, "messages": messages, **settings}
 
 
 def score_body(path: str, model: str, token_ids: np.ndarray) -> dict[str, Any]:
@@ -45,7 +65,16 @@ def score_body(path: str, model: str, token_ids: np.ndarray) -> dict[str, Any]:
 
 def _body(path: str, model: str, token_ids: np.ndarray, sampling: TokenSampling, wanted: dict[str, int]) -> dict[str, Any]:
     """Return a body; `wanted` counts the alternatives to report beside the logprobs of the tokens themselves."""
-    settings: dict[str, Any] = {
+    settings = {**_settings(sampling), "stop_token_ids": list(sampling.stop_ids), **wanted}
+    ids = [int(token) for token in token_ids]
+    shared = {"model": model, "stream": False, "return_token_ids": True}
+    if path == TOKENS_PATH:
+        return {**shared, "token_ids": ids, "sampling_params": settings}
+    return {**shared, "prompt": ids, "return_tokens_as_token_ids": True, **settings}
+
+
+def _settings(sampling: TokenSampling) -> dict[str, Any]:
+    return {
         "max_tokens": sampling.max_tokens,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
@@ -55,14 +84,7 @@ def _body(path: str, model: str, token_ids: np.ndarray, sampling: TokenSampling,
         "seed": sampling.seed,
         "n": 1,
         "stop": list(sampling.stop),
-        "stop_token_ids": list(sampling.stop_ids),
-        **wanted,
     }
-    ids = [int(token) for token in token_ids]
-    shared = {"model": model, "stream": False, "return_token_ids": True}
-    if path == TOKENS_PATH:
-        return {**shared, "token_ids": ids, "sampling_params": settings}
-    return {**shared, "prompt": ids, "return_tokens_as_token_ids": True, **settings}
 
 
 def read_generation(content: bytes, path: str, request: GenerateRequest) -> Generation:
@@ -75,7 +97,7 @@ def read_generation(content: bytes, path: str, request: GenerateRequest) -> Gene
 
     Raises:
       EngineError: the answer is no JSON, belongs to another prompt, holds text without ids, or a token without a finite
-        logprob.
+        logprob that was wanted.
     """
     answer, choice = _open(content)
     _check_prompt(answer, choice, request.token_ids)
@@ -87,23 +109,35 @@ def read_generation(content: bytes, path: str, request: GenerateRequest) -> Gene
     token_ids = _ids(ids, "`token_ids`")
     if len(token_ids) > request.sampling.max_tokens:
         raise EngineError(f"the server returned {len(token_ids)} tokens, asked for at most {request.sampling.max_tokens}")
-    reason = choice.get("finish_reason")
-    if not isinstance(reason, str) or reason not in _FINISH_REASONS:
-        raise EngineError(f"the server ended the reply with `finish_reason`={_shown(reason)}, expected one of {', '.join(_FINISH_REASONS)}")
-    logprobs = choice.get("logprobs")
-    values = _logprobs_by_token(logprobs) if path == TOKENS_PATH else _logprobs_by_list(logprobs)
-    if len(values) != len(token_ids):
-        raise EngineError(f"the server returned {len(token_ids)} tokens and {len(values)} logprobs")
-    for position, (token_id, (named, logprob)) in enumerate(zip(token_ids, values, strict=True)):
-        if named is not None and named != token_id:
-            raise EngineError(f"the logprob of sampled token {position} is for id {named!r}, and the token's id is {token_id}")
-        _check_logprob(logprob, f"sampled token {position}")
     return Generation(
         token_ids=np.asarray(token_ids, np.int32),
-        logprobs=np.asarray([logprob for _, logprob in values], np.float32),
+        logprobs=_read_logprobs(choice, path, token_ids) if request.wants_logprobs else np.full(len(token_ids), np.nan, np.float32),
         versions=np.full(len(token_ids), NO_VERSION, np.int32),
-        finish_reason=_FINISH_REASONS[reason],
+        finish_reason=_finish_reason(choice),
     )
+
+
+def read_chat(content: bytes, request: ChatRequest) -> ChatReply:
+    """Return the reply in an answer to `chat_body`.
+
+    Only `content` is read. What a server sets apart (`reasoning_content`) is no part of the reply: serve the model without a
+    reasoning parser to learn from its thinking too.
+
+    Raises:
+      EngineError: the answer is no JSON, holds no text, or the reply did not end by itself or by the token limit.
+    """
+    _, choice = _open(content)
+    reason = _finish_reason(choice)
+    message = choice.get("message")
+    text = message.get("content") if isinstance(message, dict) else None
+    if not isinstance(text, str):
+        raise EngineError(f"the server answered with the message {_shown(message)}, expected one with a text as `content`")
+    if reason is FinishReason.CANCELLED:
+        raise EngineError("the server gave the reply up before its end")
+    is_stopped = reason is FinishReason.STOP
+    ended_by = choice.get("stop_reason") if is_stopped else None
+    stop_string = ended_by if isinstance(ended_by, str) and ended_by in request.sampling.stop else ""
+    return ChatReply(text=text + stop_string, is_stopped=is_stopped, stop_string=stop_string)
 
 
 def read_scores(content: bytes, token_ids: np.ndarray) -> np.ndarray:
@@ -136,6 +170,27 @@ def read_scores(content: bytes, token_ids: np.ndarray) -> np.ndarray:
         _check_logprob(logprob, f"token {token_id} at position {position}")
         scores[position] = logprob
     return scores
+
+
+def read_tokenized(content: bytes) -> np.ndarray:
+    """Return [n] int32, the ids in an answer of `TOKENIZE_PATH`.
+
+    Raises:
+      EngineError: the answer holds no list of token ids.
+    """
+    return np.asarray(_ids(_json(content).get("tokens"), "`tokens`"), np.int32)
+
+
+def read_detokenized(content: bytes) -> str:
+    """Return the text in an answer of `DETOKENIZE_PATH`.
+
+    Raises:
+      EngineError: the answer holds no text.
+    """
+    text = _json(content).get("prompt")
+    if not isinstance(text, str):
+        raise EngineError(f"the server answered `prompt`={_shown(text)}, expected the text of the ids")
+    return text
 
 
 def check_key(key: str, source: str) -> None:
@@ -212,6 +267,26 @@ def _check_prompt(answer: dict[str, Any], choice: dict[str, Any], sent: np.ndarr
             f"the server says that the prompt was {len(ids)} tokens, {len(wanted)} were sent, and they differ from position {same} on: "
             "it changes prompts"
         )
+
+
+def _finish_reason(choice: dict[str, Any]) -> FinishReason:
+    reason = choice.get("finish_reason")
+    if not isinstance(reason, str) or reason not in _FINISH_REASONS:
+        raise EngineError(f"the server ended the reply with `finish_reason`={_shown(reason)}, expected one of {', '.join(_FINISH_REASONS)}")
+    return _FINISH_REASONS[reason]
+
+
+def _read_logprobs(choice: dict[str, Any], path: str, token_ids: list[int]) -> np.ndarray:
+    """Return [N] float32 logprobs of the [N] sampled tokens, each checked to be of its token."""
+    logprobs = choice.get("logprobs")
+    values = _logprobs_by_token(logprobs) if path == TOKENS_PATH else _logprobs_by_list(logprobs)
+    if len(values) != len(token_ids):
+        raise EngineError(f"the server returned {len(token_ids)} tokens and {len(values)} logprobs")
+    for position, (token_id, (named, logprob)) in enumerate(zip(token_ids, values, strict=True)):
+        if named is not None and named != token_id:
+            raise EngineError(f"the logprob of sampled token {position} is for id {named!r}, and the token's id is {token_id}")
+        _check_logprob(logprob, f"sampled token {position}")
+    return np.asarray([logprob for _, logprob in values], np.float32)
 
 
 def _logprobs_by_token(logprobs: Any) -> list[tuple[int | None, Any]]:

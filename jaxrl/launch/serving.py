@@ -27,8 +27,8 @@ from jaxrl.engine.client import EmbeddedEndpoint
 from jaxrl.engine.engine import Engine
 from jaxrl.engine.server import Backend, Service
 from jaxrl.errors import ConfigError
+from jaxrl.inference.frozen import api_key
 from jaxrl.inference.rendering import Renderer
-from jaxrl.inference.wire import check_key
 from jaxrl.launch.arrays import check_window
 from jaxrl.launch.compile_cache import use_compile_cache
 from jaxrl.launch.side_by_side import ctrl_c
@@ -71,7 +71,7 @@ def serve(config: ServeConfig, say: Say, on_ready: Callable[[Running], None] | N
       DeadlineError: the device thread did not end in time.
     """
     renderer = Renderer.from_pretrained(config.model.name)
-    service = Service(config, _api_key(config.server))
+    service = Service(config, api_key(config.server.api_key_var, os.environ, "server.api_key_var"))
     use_compile_cache(is_on=config.server.compile_cache, directory=config.server.compile_cache_dir)
     with contextlib.closing(_listen(config.server)) as listener, _device_thread(config.server.shutdown_deadline_s) as device:
         try:
@@ -183,19 +183,6 @@ def _device_thread(stop_deadline_s: float) -> Iterator[DeviceThread]:
         yield device
     finally:
         device.stop(stop_deadline_s)
-
-
-def _api_key(config: ServerConfig) -> str | None:
-    if config.api_key_var is None:
-        return None
-    key = os.environ.get(config.api_key_var, "").strip()
-    if not key:
-        raise ConfigError(
-            f"`server.api_key_var`={config.api_key_var!r}: the environment variable {config.api_key_var} is not set or empty; put the key "
-            f"into it, for instance with `export {config.api_key_var}=$(openssl rand -hex 24)`"
-        )
-    check_key(key, f"in the environment variable {config.api_key_var}")
-    return key
 
 
 def _listen(config: ServerConfig) -> socket.socket:

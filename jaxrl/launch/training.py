@@ -109,7 +109,7 @@ def launch(
         logger.info("run %r: steps %d to %d on %s", config.run.name, (start_step or 0) + 1, config.run.max_steps, mesh.devices.flat[0])
         crash = CrashReporter(run_dir, log, checkpointer.latest_complete)
         stack.enter_context(crash.reporting(ConfigError, ModelLoadError))
-        monitors = _open_monitors(config, log, start_step, mesh)
+        monitors = _open_monitors(config, log, start_step, mesh, renderer)
         stack.callback(monitors.close)
         stack.enter_context(ended_at_once(lambda error: crash.write(blame(error, _where(monitors))), monitors.abandon))
         cache = use_compile_cache(is_on=config.run.compile_cache, directory=config.run.compile_cache_dir)
@@ -138,7 +138,7 @@ def _where(monitors: MonitorSet) -> str:
     return f"{START_UP}: {monitors.phase}" if monitors.phase else START_UP
 
 
-def _open_monitors(config: RunConfig, log: RunLog, start_step: int | None, mesh: Mesh) -> MonitorSet:
+def _open_monitors(config: RunConfig, log: RunLog, start_step: int | None, mesh: Mesh, renderer: Renderer) -> MonitorSet:
     with failing_in("monitors"):
         return MonitorSet(
             config.run_dir,
@@ -148,6 +148,7 @@ def _open_monitors(config: RunConfig, log: RunLog, start_step: int | None, mesh:
             resume_step=start_step,
             devices=[str(device) for device in mesh.devices.flat],
             run_config=config.model_dump(mode="json"),
+            decode_token=renderer.token_text,
             log=log,
         )
 
@@ -233,6 +234,7 @@ async def _train(
         snapshot=lambda: orchestrator.snapshot(trainer.step),
         max_steps=last_step,
         start_step=arm.start_step,
+        should_report_logprobs=config.monitors.rollouts and config.monitors.token_export,
         batch_deadline_s=BATCH_DEADLINE_S,
         progress=monitors.progress,
     )
@@ -243,6 +245,7 @@ async def _train(
     def abandon() -> None:
         impatient = RunFailedError("the process was told to end a second time before the orderly stop was through")
         crash.write(blame(impatient, "orchestrator"))
+        orchestrator.abandon()
         monitors.abandon()
 
     def work() -> None:
@@ -302,6 +305,7 @@ def _evaluate(
             window=config.engine.max_model_len,
             num_tasks=settings.num_tasks,
             success_threshold=settings.success_threshold,
+            demonstration_nll=settings.demonstration_nll,
             concurrency=2 * config.engine.num_slots,
             rollout_deadline_s=env_config.rollout_deadline_s,
             on_progress=functools.partial(monitors.progress, f"evaluating {env.name}"),

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
+import msgspec
 import numpy as np
 
 from jaxrl.errors import ConfigError
@@ -30,7 +31,7 @@ _LINE_ENDS = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}
 
 def to_json(value: Any) -> str:
     """Return one line of JSON: arrays as lists, dataclasses as objects, non-finite numbers as null, all else as text."""
-    return json.dumps(_plain(value), ensure_ascii=False, allow_nan=False).translate(_LINE_ENDS)
+    return json.dumps(plain(value), ensure_ascii=False, allow_nan=False).translate(_LINE_ENDS)
 
 
 def append_lines(path: Path, values: Iterable[Any]) -> None:
@@ -39,6 +40,18 @@ def append_lines(path: Path, values: Iterable[Any]) -> None:
     # Lone surrogates, which UTF-8 cannot hold, become JSON's own escapes.
     with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
         file.writelines(to_json(value) + "\n" for value in values)
+
+
+def append_plain_lines(path: Path, values: Iterable[Any]) -> None:
+    """Append lines as `append_lines` does, of values that are JSON values already (see `plain`): less space, and much faster."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
+        for value in values:
+            try:
+                line = msgspec.json.encode(value).decode().translate(_LINE_ENDS)
+            except (UnicodeEncodeError, TypeError):  # a lone surrogate, or what is no JSON value after all
+                line = to_json(value)
+            file.write(line + "\n")
 
 
 def finite_values(values: Mapping[str, float]) -> dict[str, float]:
@@ -134,7 +147,8 @@ class MetricsFile:
         self._file = self._path.open("a", encoding="utf-8", buffering=1)
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Return what `to_json` writes, as JSON values."""
     if isinstance(value, np.ndarray | np.generic):
         value = value.tolist()
     if isinstance(value, float):
@@ -142,9 +156,9 @@ def _plain(value: Any) -> Any:
     if value is None or isinstance(value, str | bool | int):
         return value
     if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
+        return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [_plain(v) for v in value]
+        return [plain(v) for v in value]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     return str(value)

@@ -33,14 +33,15 @@ TRAIN_TOKENS_PER_S = "throughput/train_tokens_per_s"
 GENERATED_TOKENS_PER_S = "throughput/generated_tokens_per_s"
 
 MEANINGS: dict[str, str] = {
-    REWARD_MEAN: "mean reward of every scored rollout of the step, before any filter",
+    REWARD_MEAN: "mean reward of every scored rollout of the step, before any filter and whoever played it",
     f"{REWARD_MEAN}/<env>": "the same for one environment",
     REWARD_TRAINED_MEAN: "mean reward of the rollouts that were trained on; compare with the mean over all of them",
-    COMPLETION_TOKENS_MEAN: "tokens that the policy wrote per rollout",
-    STALE_COMPLETION_TOKENS_MEAN: "the same for rollouts that were dropped as stale",
+    COMPLETION_TOKENS_MEAN: "sampled tokens per rollout, whoever played it",
+    f"{COMPLETION_TOKENS_MEAN}/<env>": "the same for one environment",
+    STALE_COMPLETION_TOKENS_MEAN: "sampled tokens per rollout, of those that were dropped as stale",
     ERROR_FRAC: "share of rollouts that failed; they have no reward and are in no mean",
     TRUNCATED_FRAC: "share of rollouts that a token or turn limit cut",
-    ZERO_SIGNAL_FRAC: "share of groups whose advantages are all exactly 0",
+    ZERO_SIGNAL_FRAC: "share of the groups with rl credit whose advantages are all exactly 0 and that no other component trains on",
     PARTIAL_FRAC: "share of groups that were credited without some of their rollouts, which failed or have no reward",
     "ledger/<bucket>": "rollouts of the run so far that ended in this bucket, or are `pending`; the buckets add up to `ledger/dispatched`",
     "ledger/dispatched": "rollouts of the run so far that were dispatched",
@@ -55,6 +56,7 @@ MEANINGS: dict[str, str] = {
     "tokens/rl": "member tokens of the rl component",
     "tokens/ce": "member tokens of the ce component",
     "tokens/ref_kl": "member tokens of the ref_kl component",
+    "tokens/<component>/<env>": "those of them that come from one environment; left out where there are none",
     MISMATCH_KL: "divergence of the engine's and the trainer's logprobs: a bug meter, about 0 in a synchronous run",
     "mismatch/kl/kept/mean": "the same for tokens inside the trust region",
     "mismatch/kl/dropped/mean": "the same for tokens outside the trust region",
@@ -69,8 +71,8 @@ MEANINGS: dict[str, str] = {
     ADVANTAGE_MEAN: "mean over rollouts of their mean advantage",
     ADVANTAGE_MIN: "smallest of the rollouts' mean advantages",
     ADVANTAGE_MAX: "largest of the rollouts' mean advantages",
-    ADVANTAGE_ZERO_FRAC: "share of rollouts whose mean advantage is 0",
-    "filters/<name>/frac": "share of rollouts that the filter matched",
+    ADVANTAGE_ZERO_FRAC: "share of rollouts whose mean advantage is 0, of those that were given credit",
+    "filters/<name>/frac": "share of the rollouts that the filter saw and matched, whether it dropped them or not",
     LOOP_LAG_P99: "99th percentile of how late the event loop runs what is due, over the last 100 s",
     "optim/grad_norm": "global norm of the gradient before clipping",
     "optim/lr": "learning rate of the step",
@@ -94,7 +96,7 @@ MEANINGS: dict[str, str] = {
     "time/wait_for_batch_s": "time in which the trainer waited for a batch",
     "checkpoint/failed": "checkpoints so far that could not be written",
     TRAIN_TOKENS_PER_S: "real tokens of the step's batch per second of `time/train_s`",
-    GENERATED_TOKENS_PER_S: "sampled tokens of the step's decided rollouts per second of `time/generate_s`",
+    GENERATED_TOKENS_PER_S: "tokens that the policy wrote in the step's decided rollouts per second of `time/generate_s`",
     "throughput/mfu_frac": "share of the devices' peak arithmetic that the model's own work used",
     "tasks/<env>/<counter>": "what the environment's task sampler reports",
     "eval/<env>/<score>": "a score of an evaluation; step 0 is the base policy",
@@ -105,6 +107,16 @@ MEANINGS: dict[str, str] = {
 def reward_mean(env_name: str) -> str:
     """Return the name of one environment's mean reward."""
     return f"{REWARD_MEAN}/{env_name}"
+
+
+def completion_tokens_mean(env_name: str) -> str:
+    """Return the name of one environment's mean number of sampled tokens."""
+    return f"{COMPLETION_TOKENS_MEAN}/{env_name}"
+
+
+def member_tokens(component: str, env_name: str) -> str:
+    """Return the name of one environment's member tokens in a loss component."""
+    return f"tokens/{component}/{env_name}"
 
 
 def ledger_count(bucket: str) -> str:

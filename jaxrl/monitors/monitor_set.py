@@ -19,10 +19,11 @@ from rich.console import Console
 from jaxrl.config.monitors import MonitorsConfig
 from jaxrl.monitors import metrics
 from jaxrl.monitors.environment import describe_environment
-from jaxrl.monitors.jsonl import MetricsFile, append_lines, finite_values
+from jaxrl.monitors.jsonl import MetricsFile, append_lines, append_plain_lines, finite_values
 from jaxrl.monitors.logs import RunLog
 from jaxrl.monitors.rollouts import rollout_record
 from jaxrl.monitors.terminal import Terminal
+from jaxrl.monitors.tokens import TokenTexts
 from jaxrl.monitors.trackers import STEPS, Tracker, open_trackers
 from jaxrl.types import Rollout
 
@@ -44,6 +45,7 @@ class MonitorSet:
         resume_step: int | None = None,
         devices: Sequence[str] = (),
         run_config: Mapping[str, Any] | None = None,
+        decode_token: Callable[[int], str] | None = None,
         log: RunLog | None = None,
         console: Console | None = None,
     ) -> None:
@@ -57,6 +59,8 @@ class MonitorSet:
           resume_step: None for a new run; else the last step to keep, and what later steps wrote is removed.
           devices: one name per device, for `environment.json`.
           run_config: the whole configuration as JSON values, for trackers, which get it without secrets.
+          decode_token: gives the text of a token id, for the rollout log; None leaves the texts out. Called in worker
+            threads.
           log: told each step that is recorded.
           console: where the terminal view goes; None is standard output.
 
@@ -66,6 +70,7 @@ class MonitorSet:
         self._run_dir = run_dir
         self._config = config
         self._name = name
+        self._texts = None if decode_token is None else TokenTexts(decode_token)
         self._log = log
         self._failed: set[str] = set()
         self._is_closed = False
@@ -105,9 +110,12 @@ class MonitorSet:
 
     def log_rollouts(self, step: int, rollouts: Iterable[Rollout]) -> None:
         """Append rollouts of a step to `rollouts/step_NNNNNN.jsonl`; slow, so called in a worker thread."""
-        if self._config.rollouts:
-            path = self._run_dir / "rollouts" / f"step_{step:06d}.jsonl"
-            self._guard("rollouts", lambda: append_lines(path, (rollout_record(step, rollout) for rollout in rollouts)))
+        if not self._config.rollouts:
+            return
+        path = self._run_dir / "rollouts" / f"step_{step:06d}.jsonl"
+        is_export = self._config.token_export
+        records = (rollout_record(step, rollout, token_export=is_export, texts=self._texts) for rollout in rollouts)
+        self._guard("rollouts", lambda: append_plain_lines(path, records))
 
     def log_eval(self, step: int, env_name: str, scores: Mapping[str, float], rows: Iterable[Any] = ()) -> None:
         """Record an evaluation.

@@ -6,39 +6,64 @@ failures and single empty batches are normal and pass.
 
 from __future__ import annotations
 
+from collections import Counter
+
 from jaxrl.blame import blame
 from jaxrl.errors import RunFailedError
 from jaxrl.monitors import metrics as names
 from jaxrl.orchestrator.metrics import StepTally
-from jaxrl.types import Boundary, Rollout
+from jaxrl.types import Boundary, Bucket, Rollout, filtered
 
 
 class FailureBudget:
-    """Failed rollouts in a row."""
+    """Failed rollouts in a row: of one environment, so that a healthy one hides no broken one, and of all together."""
 
     def __init__(self, max_in_a_row: int) -> None:
         self._max_in_a_row = max_in_a_row
         self._num_in_a_row = 0
+        self._num_in_a_row_of: Counter[str] = Counter()
 
-    def add(self, rollout: Rollout) -> None:
-        """Count a rollout that arrived.
+    def add(self, rollout: Rollout, *, is_live: bool = True) -> None:
+        """Count a rollout.
+
+        Args:
+          rollout: one that arrived or was credited, in this order.
+          is_live: the policy played it; False for a frozen source or demonstrations.
 
         Raises:
-          RunFailedError: the budget is spent; shows the last failure.
+          RunFailedError: a budget is spent; shows the last failure and names the part that it comes from.
         """
-        failure = rollout.failure
-        if failure is None:
-            self._num_in_a_row = 0
+        if rollout.failure is None:
+            self._num_in_a_row = self._num_in_a_row_of[rollout.env_name] = 0
             return
         self._num_in_a_row += 1
+        self._num_in_a_row_of[rollout.env_name] += 1
         if self._num_in_a_row >= self._max_in_a_row:
-            component = "engine" if failure.boundary == Boundary.POLICY else f"environment {rollout.env_name!r}"
-            spent = RunFailedError(
-                f"{self._num_in_a_row} rollouts in a row failed; the last one, member {rollout.member} of group "
-                f"{rollout.group_id!r} (task {rollout.task.id!r}), at boundary {str(failure.boundary)!r}: "
-                f"{failure.type}: {failure.message}. Mend the cause, or raise `orchestrator.max_consecutive_failures`"
-            )
-            raise blame(spent, component)
+            raise _spent(f"{self._num_in_a_row} rollouts in a row failed", rollout, is_live)
+        if self._num_in_a_row_of[rollout.env_name] >= self._max_in_a_row:
+            row = f"{self._num_in_a_row_of[rollout.env_name]} rollouts in a row failed in environment {rollout.env_name!r}"
+            raise _spent(row, rollout, is_live)
+
+
+def _spent(row: str, rollout: Rollout, is_live: bool) -> RunFailedError:
+    failure = rollout.failure
+    assert failure is not None
+    component = _component_of(failure.boundary, rollout.env_name, is_live)
+    error = RunFailedError(
+        f"{row}; the last one, member {rollout.member} of group {rollout.group_id!r} (task {rollout.task.id!r}), in the "
+        f"{component}, at boundary {str(failure.boundary)!r}: {failure.type}: {failure.message}. Mend the cause, or raise "
+        "`orchestrator.max_consecutive_failures`"
+    )
+    return blame(error, component)
+
+
+def _component_of(boundary: Boundary, env_name: str, is_live: bool) -> str:
+    """Return the part of the run on whose side of the boundary a rollout failed."""
+    environment = f"environment {env_name!r}"
+    if boundary == Boundary.POLICY:
+        return "engine" if is_live else f"source of {environment}"
+    part = {Boundary.ALGORITHM: "algorithm", Boundary.GRADER: "reward"}.get(boundary)
+    return f"{part} of {environment}" if part else environment
 
 
 class EmptyBatchBudget:
@@ -75,8 +100,32 @@ class EmptyBatchBudget:
         reward = tally.metrics().get(names.REWARD_MEAN)
         raise RunFailedError(
             f"step {step}: {num_batches} batches in a row gave nothing to train on; rollouts since the last step: "
-            f"{buckets}; mean reward {'undefined' if reward is None else f'{reward:.4g}'}. Equal rewards in every "
-            "group carry no signal: use tasks that the policy solves sometimes, or a larger `orchestrator.group_size`; "
-            "overlong rollouts need a longer `trainer.row_length`; "
-            "otherwise mend what failed, or raise `orchestrator.max_empty_batches`"
+            f"{buckets}; mean reward {'undefined' if reward is None else f'{reward:.4g}'}. {_advice(tally)}"
         )
+
+
+def _advice(tally: StepTally) -> str:
+    """Say what to do about the buckets that took the rollouts, and about no other."""
+    buckets = tally.count_buckets()
+    sentences = []
+    if tally.metrics().get(names.ZERO_SIGNAL_FRAC):
+        sentences.append(
+            "Equal rewards in every group carry no signal: use tasks that the policy solves sometimes, or a larger "
+            "`orchestrator.group_size`"
+        )
+    if any(bucket.startswith(filtered("")) for bucket in buckets):
+        sentences.append("What a filter drops too often, it may count only: set its `enforce` = false")
+    if buckets[Bucket.UNSCORED]:
+        sentences.append(
+            "A rollout without a reward is not trained on, whatever its loss: let the environment give a number, 0 if it has "
+            "nothing to measure"
+        )
+    if buckets[Bucket.OVERLONG_DROPPED]:
+        sentences.append(
+            "The packer had no use for the overlong: a longer `trainer.row_length` takes them, but where every `coefficients` of "
+            "an environment that counts is 0, no token trains"
+        )
+    failure = tally.last_failure()
+    if failure is not None:
+        sentences.append(f"Mend what failed, at last at boundary {str(failure.boundary)!r}: {failure.type}: {failure.message}")
+    return ". ".join([*sentences, "Or raise `orchestrator.max_empty_batches`"])

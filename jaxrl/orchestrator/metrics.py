@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from jaxrl.config.orchestrator import FilterConfig
 from jaxrl.monitors import metrics as names
-from jaxrl.types import Bucket, Rollout, staleness_steps
+from jaxrl.orchestrator.filters import is_zero_advantage
+from jaxrl.types import COMPONENTS, Bucket, Failure, Rollout, TrainingSample, component_members, staleness_steps
 
 LAG_SAMPLES = 1000
 """Measurements of the event loop's lag that are kept, the newest ones."""
@@ -46,21 +46,20 @@ class StepTally:
     def add_group(self, rollouts: Sequence[Rollout]) -> None:
         """Enter a committed group.
 
-        It is partial if some but not all of its rollouts are scored, and has no signal if every advantage that was
-        assigned in it is exactly 0.
+        It is partial if some but not all of its rollouts are scored. Of the groups whose credit feeds the rl loss, one
+        has no signal if every advantage is exactly 0 and no other component trains on it either.
         """
-        num_scored = sum(r.is_scored for r in rollouts)
-        self._num_scored_groups += num_scored > 0
-        self._num_partial_groups += 0 < num_scored < len(rollouts)
-        streams = [s.advantages for r in rollouts if r.is_scored for s in r.samples if s.advantages is not None]
-        if streams:
+        scored = [r for r in rollouts if r.is_scored]
+        self._num_scored_groups += len(scored) > 0
+        self._num_partial_groups += 0 < len(scored) < len(rollouts)
+        if any(_feeds_rl(sample) for r in scored for sample in r.samples):
             self._num_credited_groups += 1
-            self._num_zero_signal_groups += not any(stream.any() for stream in streams)
+            self._num_zero_signal_groups += all(map(is_zero_advantage, scored))
 
-    def add_matches(self, matched: Counter[str], num_examined: int, filters: Sequence[FilterConfig]) -> None:
+    def add_matches(self, matched: Mapping[str, int], num_examined: int) -> None:
         """Enter what one pass of filters matched; a filter that stands in both places sees a rollout twice."""
         self._matched.update(matched)
-        self._examined.update({config.type: num_examined for config in filters})
+        self._examined.update(dict.fromkeys(matched, num_examined))
 
     def rollouts(self) -> list[Rollout]:
         """Return the decided rollouts in draw order, then by member."""
@@ -70,6 +69,10 @@ class StepTally:
         """Return how many rollouts ended in each bucket."""
         return Counter(rollout.bucket for _, rollout in self._rollouts)
 
+    def last_failure(self) -> Failure | None:
+        """Return why the newest of the failed rollouts failed; None if none did."""
+        return next((r.failure for _, r in reversed(self._rollouts) if r.failure is not None), None)
+
     def metrics(self) -> dict[str, float]:
         """Return the metrics of rollouts, groups, advantages and filters."""
         decided = [r for r in self.rollouts() if r.bucket != Bucket.CANCELLED]
@@ -78,7 +81,11 @@ class StepTally:
         for env_name in dict.fromkeys(r.env_name for r in scored):
             values |= _mean(names.reward_mean(env_name), [r.score for r in scored if r.env_name == env_name])
         values |= _mean(names.REWARD_TRAINED_MEAN, [r.score for r in scored if r.bucket == Bucket.TRAINED])
-        values |= _mean(names.COMPLETION_TOKENS_MEAN, [r.num_completion_tokens for r in decided if r.failure is None])
+        played = [r for r in decided if r.failure is None]
+        values |= _mean(names.COMPLETION_TOKENS_MEAN, [r.num_completion_tokens for r in played])
+        for env_name in dict.fromkeys(r.env_name for r in played):
+            tokens = [r.num_completion_tokens for r in played if r.env_name == env_name]
+            values |= _mean(names.completion_tokens_mean(env_name), tokens)
         # Beside the mean of all: staleness that takes the long ones shows here.
         stale = [r for r in decided if r.bucket == Bucket.STALE]
         values |= _mean(names.STALE_COMPLETION_TOKENS_MEAN, [r.num_completion_tokens for r in stale])
@@ -101,10 +108,11 @@ class StepTally:
 
 
 def time_metrics(rollouts: Iterable[Rollout], *, generate_s: float, wait_s: float, pack_s: float) -> dict[str, float]:
-    """Return where the time of a step went, and how fast the tokens of its decided rollouts were generated."""
+    """Return where the time of a step went, and how fast the policy wrote the tokens of its decided rollouts."""
     values = {names.GENERATE_S: generate_s, names.WAIT_FOR_POLICY_S: wait_s, names.PACK_S: pack_s}
     if generate_s > 0:
-        values[names.GENERATED_TOKENS_PER_S] = sum(r.num_completion_tokens for r in rollouts) / generate_s
+        tokens = sum(node.num_sampled for r in rollouts for node in r.nodes if node.versions is not None)
+        values[names.GENERATED_TOKENS_PER_S] = tokens / generate_s
     return values
 
 
@@ -112,6 +120,24 @@ def staleness_metrics(step: int, rollouts: Iterable[Rollout]) -> dict[str, float
     """Return mean and maximum staleness of what `step` trains on; nothing if no live policy sampled it."""
     steps = [staleness_steps(step, r.oldest_version) for r in rollouts if r.oldest_version is not None]
     return _mean(names.STALENESS_MEAN, steps) | ({names.STALENESS_MAX: float(max(steps))} if steps else {})
+
+
+def member_metrics(rollouts: Iterable[Rollout]) -> dict[str, float]:
+    """Return how many tokens of each environment the step's batch trains on by each loss component; no zeros.
+
+    Args:
+      rollouts: those in the batch, with what the packer took of their samples (`packed`).
+    """
+    counts: Counter[str] = Counter()
+    for rollout in rollouts:
+        for sample, packed in zip(rollout.samples, rollout.packed, strict=True):
+            if packed is not None:
+                streams = (sample.loss_mask, sample.rl_weights, sample.ce_weights, sample.ref_kl_weights)
+                cut = [None if stream is None else stream[: packed.num_tokens] for stream in streams]
+                members = component_members(*cut, np.ones(packed.num_tokens, bool))
+                for component, member in zip(COMPONENTS, members, strict=True):
+                    counts[names.member_tokens(component, rollout.env_name)] += int(np.count_nonzero(member))
+    return {name: float(count) for name, count in counts.items() if count}
 
 
 class StepTimer:
@@ -158,6 +184,12 @@ class LoopLag:
     def metrics(self) -> dict[str, float]:
         """Return the 99th percentile of the newest measurements, in seconds; nothing before the first."""
         return {names.LOOP_LAG_P99: float(np.percentile(self._lags_s, 99))} if self._lags_s else {}
+
+
+def _feeds_rl(sample: TrainingSample) -> bool:
+    """Say whether a sample has credit, and tokens of the rl loss that take it."""
+    weights = sample.rl_weights
+    return sample.advantages is not None and (weights is None or bool((sample.loss_mask & (weights != 0)).any()))
 
 
 def _mean(name: str, values: Sequence[float]) -> dict[str, float]:

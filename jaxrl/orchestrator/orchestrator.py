@@ -6,6 +6,7 @@ committed in draw order, so that a run can be resumed exactly. Nothing here look
 algorithm.
 
     who waits    for what                                   unblocked by                     bounded by
+    the run      environments that are set up               see `connections.py`             `wait_deadline_s`
     main loop    an arrival, a finished group, a version    sink, watcher, `request_stop`    `wait_deadline_s`
     main loop    room for the batch                         the trainer                      `wait_deadline_s`
     reporter     a shipped step; that step's report         main loop; the trainer           `wait_deadline_s`
@@ -32,10 +33,12 @@ from jaxrl.monitors.ledger import Ledger
 from jaxrl.orchestrator.batcher import build_batcher
 from jaxrl.orchestrator.budgets import EmptyBatchBudget
 from jaxrl.orchestrator.checkpoint import Stateful
+from jaxrl.orchestrator.connections import close_all, set_up
 from jaxrl.orchestrator.dispatcher import Dispatcher
 from jaxrl.orchestrator.draws import DrawSource
+from jaxrl.orchestrator.filters import build_filters
 from jaxrl.orchestrator.groups import OpenGroup
-from jaxrl.orchestrator.metrics import StepTally, StepTimer, staleness_metrics, time_metrics
+from jaxrl.orchestrator.metrics import StepTally, StepTimer, member_metrics, staleness_metrics, time_metrics
 from jaxrl.orchestrator.ports import Evaluate, Pack, Policy, StepMonitors, TrainerChannel
 from jaxrl.orchestrator.reporter import Reporter
 from jaxrl.orchestrator.rules import expected_step, is_stale, lead_steps, may_dispatch, may_draw, should_ship
@@ -102,13 +105,15 @@ class Orchestrator:
         self._tally = StepTally()
         self._timer = StepTimer(clock)
         self._empty_batches = EmptyBatchBudget(config.max_empty_batches)
-        self._ledger = Ledger(f.type for f in [*config.pre_batch_filters, *config.post_batch_filters])
+        vocab_sizes = {env.name: env.sampler.renderer.vocab_size for env in envs}
+        before, after = (build_filters(slot, vocab_sizes) for slot in (config.pre_batch_filters, config.post_batch_filters))
+        self._ledger = Ledger(own.name for own in (*before, *after))
         self._source = DrawSource(envs, seed)
         self._sink = Sink(
             self._ledger,
             self._tally,
             is_ordered=self._async_level == 0,
-            pre_batch_filters=config.pre_batch_filters,
+            pre_batch_filters=before,
             max_consecutive_failures=config.max_consecutive_failures,
             on_change=self._changed.set,
         )
@@ -117,7 +122,7 @@ class Orchestrator:
         )
         self._batcher = build_batcher(config, row_length)
         self._maker = BatchMaker(
-            self._sink, pack, post_batch_filters=config.post_batch_filters, row_length=row_length, overlong=overlong
+            self._sink, pack, post_batch_filters=after, row_length=row_length, overlong=overlong
         )
         self._evaluations = Evaluations(pool, evaluate, every_n_steps=config.eval.every_n_steps, last_version=max_steps)
         self._reporter = Reporter(
@@ -140,7 +145,12 @@ class Orchestrator:
                 raise RunFailedError(
                     f"step {self._step} starts from version {self._step - 1}, but the policy is at {self._pool.version}"
                 )
-            await asyncio.gather(*(env.algorithm.setup() for env in self._envs))
+            await set_up(
+                self._envs,
+                deadline_s=self._config.wait_deadline_s,
+                show=self._show_status,
+                is_stopping=lambda: self._is_stopping,
+            )
             async with asyncio.TaskGroup() as tasks:
                 for loop in (self._collect(tasks), self._watch(), self._report()):
                     tasks.create_task(loop, name=loop.__name__)
@@ -156,6 +166,10 @@ class Orchestrator:
         self._is_stopping = True
         self._evaluations.cancel()
         self._changed.set()
+
+    def abandon(self) -> None:
+        """Write down the rollouts of steps that were sent and not reported, for a process that is about to end at once."""
+        self._reporter.abandon()
 
     def snapshot(self, step: int | None = None) -> bytes:
         """Return the state as of the batch of `step`; may be called from any thread.
@@ -320,7 +334,7 @@ class Orchestrator:
         self._timer.restart()
 
     def _step_metrics(self, batch: TrainBatch, trained: list[Rollout]) -> dict[str, float]:
-        values = self._tally.metrics() | self._ledger.metrics() | staleness_metrics(batch.step, trained)
+        values = self._tally.metrics() | self._ledger.metrics() | staleness_metrics(batch.step, trained) | member_metrics(trained)
         for env in self._envs:
             values |= {names.task_metric(env.name, counter): value for counter, value in env.tasks.metrics().items()}
         return values | {names.OVERLONG_SAMPLES: float(len(batch.overlong))}
@@ -383,13 +397,14 @@ class Orchestrator:
             raise DeadlineError(f"{error}; {self.describe()}") from error
 
     async def _close(self) -> None:
-        """Tell the trainer, write down rollouts of no shipped step, and give back what the algorithms opened."""
+        """Tell the trainer, write down rollouts of no shipped step, and give back what the environments connected to."""
         self._channel.close()
-        if self._tally.rollouts():
-            await asyncio.to_thread(self._monitors.log_rollouts, self._step, self._tally.rollouts())
-        for env in self._envs:
-            for pool in env.algorithm.connected_pools:
-                await pool.close()
+        try:
+            await self._reporter.close()
+            if self._tally.rollouts():
+                await asyncio.to_thread(self._monitors.log_rollouts, self._step, self._tally.rollouts())
+        finally:
+            await close_all(self._envs)
 
 
 def _first_of(failures: BaseExceptionGroup) -> BaseException:

@@ -27,6 +27,14 @@ class ScoringPool(Protocol):
         ...
 
 
+class ConnectedPool(Protocol):
+    """A pool that somebody connected for a run, which closes it. Its `str` says which model it is, and where."""
+
+    async def close(self) -> None:
+        """Give back what the pool holds."""
+        ...
+
+
 class Policy(Protocol):
     """The live policy: which version it is, and how it becomes the next one."""
 

@@ -1,21 +1,20 @@
 """One training environment, wired: who plays its rollouts, whose replies they hold, who credits them.
 
 In: a rollout without tokens. Out: the same rollout, played. The pipeline asks these objects and never looks at an
-environment's or an algorithm's type. Which task is played, and when, is decided elsewhere.
+environment's or an algorithm's type, nor at who writes the replies (`sources`). Which task is played, and when, is decided
+elsewhere.
 """
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 
-from jaxrl.config.env import SamplingConfig
 from jaxrl.envs.base import Environment, Session
 from jaxrl.envs.play import play_rollout
-from jaxrl.envs.session import PolicySession
-from jaxrl.inference.pool import Pool
 from jaxrl.inference.rendering import Renderer
 from jaxrl.orchestrator.algo import Algorithm
+from jaxrl.orchestrator.ports import ConnectedPool
+from jaxrl.orchestrator.sources import Source
 from jaxrl.tasks import TaskSampler
 from jaxrl.types import Rollout
 
@@ -26,39 +25,37 @@ class Sampler:
 
     environment: Environment
     """The world."""
-    pool: Pool
-    """Where replies come from."""
-    renderer: Renderer
-    """Messages to token ids and back, with the tokenizer of `pool`'s model."""
-    sampling: SamplingConfig
-    """How tokens are sampled."""
-    run_seed: int
-    """`run.seed`; part of every sampling key."""
-    window: int
-    """Prompt plus completion tokens that the policy can hold."""
+    source: Source
+    """Who writes the replies."""
     rollout_deadline_s: float
     """A rollout, and then its scoring, may take this long."""
-    places: asyncio.Semaphore
-    """Rollouts that may play at the same time, those of other environments of the same policy included. A rollout waits here before its
-    deadline starts to run; beyond the engine's slots it would wait there, and the wait would count."""
-    samples_from_live_policy: bool = True
-    """False for a frozen source: its rollouts have no policy version and never go stale."""
+
+    @property
+    def renderer(self) -> Renderer:
+        """Messages to token ids and back, with the policy's tokenizer."""
+        return self.source.renderer
+
+    @property
+    def samples_from_live_policy(self) -> bool:
+        """False if somebody else than the policy writes the replies: such rollouts have no policy version and never go stale."""
+        return self.source.is_live_policy
+
+    @property
+    def connected_pools(self) -> list[ConnectedPool]:
+        """Pools that `setup` took on; the run closes exactly these."""
+        return self.source.connected_pools
+
+    async def setup(self) -> None:
+        """Get ready before the first rollout; raises what connecting a model raises."""
+        await self.source.setup()
 
     def open_session(self, rollout: Rollout) -> Session:
-        """Return the conversation of one rollout with the policy; every token of it is recorded on the rollout."""
-        return PolicySession(
-            self.pool,
-            self.renderer,
-            rollout,
-            self.sampling,
-            run_seed=self.run_seed,
-            seed_scope=rollout.env_name,
-            window=self.window,
-        )
+        """Return the conversation of one rollout; every token of it is recorded on the rollout."""
+        return self.source.open_session(rollout)
 
     async def play(self, rollout: Rollout) -> None:
         """Play one rollout to its end; what goes wrong is written on it. Raises nothing but cancellation."""
-        async with self.places:
+        async with self.source.places:
             await play_rollout(self.environment, rollout, self.open_session(rollout), self.rollout_deadline_s)
 
 

@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from jaxrl.config.orchestrator import FilterConfig
+from jaxrl.orchestrator.filters import Filter
 from jaxrl.orchestrator.groups import KeptGroup
 from jaxrl.orchestrator.ports import Pack
 from jaxrl.orchestrator.sink import Sink
-from jaxrl.types import Bucket, Rollout, TrainBatch
+from jaxrl.types import Bucket, PackedSample, Rollout, StepReport, TrainBatch, Training
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ShippedStep:
     """What is known of a step when its batch goes to the trainer."""
 
@@ -26,6 +26,19 @@ class ShippedStep:
     metrics: dict[str, float]
     rollouts: list[Rollout]
     """Every rollout that was decided while the step was collected, in draw order, then by member."""
+    is_reported: bool = False
+    """True once the trainer has reported the step."""
+
+    def take(self, report: StepReport) -> None:
+        """Write on the step's trained rollouts what the trainer reports of it."""
+        self.is_reported = True
+        for rollout in self.rollouts:
+            if rollout.bucket != Bucket.TRAINED:
+                continue
+            rollout.training = Training.SKIPPED if report.skipped else Training.APPLIED
+            for packed in rollout.packed:
+                if packed is not None and report.token_logprobs is not None:
+                    packed.trainer_logprobs = report.token_logprobs[packed.index]
 
 
 class BatchMaker:
@@ -36,7 +49,7 @@ class BatchMaker:
         sink: Sink,
         pack: Pack,
         *,
-        post_batch_filters: Sequence[FilterConfig],
+        post_batch_filters: Sequence[Filter],
         row_length: int,
         overlong: Literal["drop", "truncate"],
     ) -> None:
@@ -49,7 +62,8 @@ class BatchMaker:
     async def make(self, step: int, groups: Sequence[KeptGroup]) -> tuple[TrainBatch, list[Rollout]] | None:
         """Pack the batch of `step` in a worker thread, and decide its rollouts by what the packer did.
 
-        A rollout is trained if the packer took at least one of its samples, and otherwise dropped as overlong.
+        A rollout is trained if the packer took at least one of its samples, and otherwise dropped as overlong. A trained one
+        is told which packed samples are its own.
 
         Args:
           step: the 1-based step.
@@ -67,7 +81,7 @@ class BatchMaker:
         is_empty = batch is None or batch.num_loss_tokens == 0
         dropped = set(batch.overlong) if batch is not None and self._is_dropping else set()
         trained: list[Rollout] = []
-        start = 0
+        start = num_packed = 0
         for group in groups:
             for rollout in group.rollouts:
                 indices = range(start, start + len(rollout.samples))
@@ -76,4 +90,8 @@ class BatchMaker:
                 self._sink.decide(group.source, [rollout], Bucket.TRAINED if is_trained else Bucket.OVERLONG_DROPPED)
                 if is_trained:
                     trained.append(rollout)
+                    for index, sample in zip(indices, rollout.samples, strict=True):
+                        is_dropped = index in dropped
+                        rollout.packed.append(None if is_dropped else PackedSample(num_packed, min(len(sample), self._row_length)))
+                        num_packed += not is_dropped
         return None if batch is None or is_empty else (batch, trained)

@@ -20,12 +20,11 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 
 from jaxrl.batching import rollout_to_samples
-from jaxrl.config.orchestrator import FilterConfig
 from jaxrl.envs.play import is_cancelled_by_owner
 from jaxrl.errors import DeadlineError, SampleError
 from jaxrl.monitors.ledger import Ledger
 from jaxrl.orchestrator.budgets import FailureBudget
-from jaxrl.orchestrator.filters import apply_filters
+from jaxrl.orchestrator.filters import Filter, apply_filters
 from jaxrl.orchestrator.groups import KeptGroup, OpenGroup
 from jaxrl.orchestrator.metrics import StepTally
 from jaxrl.types import Boundary, Bucket, Rollout, filtered
@@ -43,7 +42,7 @@ class Sink:
         tally: StepTally,
         *,
         is_ordered: bool,
-        pre_batch_filters: Sequence[FilterConfig],
+        pre_batch_filters: Sequence[Filter],
         max_consecutive_failures: int,
         on_change: Callable[[], None],
     ) -> None:
@@ -54,14 +53,16 @@ class Sink:
           tally: gets every decided rollout of the step being collected.
           is_ordered: groups are credited and finished in draw order, whatever order they complete in.
           pre_batch_filters: applied on commit.
-          max_consecutive_failures: failed rollouts in a row that end the run.
+          max_consecutive_failures: failed rollouts in a row, of the whole run or of one environment, that end the run.
           on_change: called after every arrival and every finished group.
         """
         self._ledger = ledger
         self._tally = tally
         self._is_ordered = is_ordered
         self._filters = pre_batch_filters
-        self._failures = FailureBudget(max_consecutive_failures)
+        # Two rows, because a rollout that arrived whole may still fail when its group is credited, much later.
+        self._arrival_failures = FailureBudget(max_consecutive_failures)
+        self._credit_failures = FailureBudget(max_consecutive_failures)
         self._on_change = on_change
         self._hooks = defaultdict[str, asyncio.Semaphore](lambda: asyncio.Semaphore(MAX_SCORING_HOOKS))
         self._newest: OpenGroup | None = None
@@ -83,13 +84,16 @@ class Sink:
         if opened.is_dropped:
             return
         opened.group.rollouts.append(rollout)
-        self._failures.add(rollout)
+        self._arrival_failures.add(rollout, is_live=opened.env.sampler.samples_from_live_policy)
         self._on_change()
         if opened.group.is_complete:
             await self._credit(opened)
 
     def commit(self, opened: OpenGroup) -> KeptGroup | None:
         """Let the task sampler learn from a finished group, file what cannot be trained on, and filter the rest.
+
+        A rollout without a reward is not trained on, whichever loss its tokens would feed: that an environment could not
+        score it says that something about it is amiss. An environment that has nothing to measure gives 0.
 
         Args:
           opened: finished and not dropped.
@@ -106,14 +110,14 @@ class Sink:
         kept = self.filter([KeptGroup(opened, opened.group.survivors)], self._filters)
         return kept[0] if kept else None
 
-    def filter(self, groups: Iterable[KeptGroup], filters: Sequence[FilterConfig]) -> list[KeptGroup]:
+    def filter(self, groups: Iterable[KeptGroup], filters: Sequence[Filter]) -> list[KeptGroup]:
         """File what the filters drop and return the groups that have a rollout left, with those."""
         kept: list[KeptGroup] = []
         for group in groups:
             result = apply_filters(group.rollouts, filters)
             for rollout, name in result.dropped:
                 self.decide(group.source, [rollout], filtered(name))
-            self._tally.add_matches(result.matched, len(group.rollouts), filters)
+            self._tally.add_matches(result.matched, len(group.rollouts))
             if result.kept:
                 kept.append(KeptGroup(group.source, result.kept))
         return kept
@@ -148,6 +152,8 @@ class Sink:
             await self._run_hook(opened, survivors, partial(opened.env.algorithm.finalize_group, survivors))
         if opened.is_dropped:
             return
+        for rollout in survivors:
+            self._credit_failures.add(rollout, is_live=opened.env.sampler.samples_from_live_policy)
         self.finished.append(opened)
         opened.finished.set()
         self._on_change()

@@ -1,7 +1,7 @@
 """The nouns that both arms share: tasks, rollouts, samples, batches and reports. See `docs/glossary.md`."""
 
 from jaxrl.types.policy import staleness_steps
-from jaxrl.types.rollout import Boundary, Bucket, Failure, Group, Node, Rollout, Task, filtered
+from jaxrl.types.rollout import Boundary, Branch, Bucket, Failure, Group, Node, PackedSample, Rollout, Task, Training, filtered
 from jaxrl.types.sample import (
     COMPONENTS,
     OPTIONAL_STREAMS,
@@ -19,16 +19,19 @@ __all__ = [
     "OPTIONAL_STREAMS",
     "STREAM_FILL",
     "Boundary",
+    "Branch",
     "Bucket",
     "Failure",
     "Group",
     "Members",
     "MicroBatch",
     "Node",
+    "PackedSample",
     "Rollout",
     "StepReport",
     "Task",
     "TrainBatch",
+    "Training",
     "TrainingSample",
     "component_members",
     "filtered",

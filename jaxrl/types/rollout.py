@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -112,6 +112,41 @@ class Node:
     """Temperature at which the tail was sampled."""
     finish_reason: str | None = None
     """stop, length or cancelled, for a sampled node."""
+    source: Literal["policy", "frozen", "demonstrations"] = "policy"
+    """Who wrote the sampled tail: the policy, a frozen model, or the environment as a demonstration."""
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """One root-to-leaf path of a rollout's nodes."""
+
+    path: tuple[int, ...]
+    """Indices into `Rollout.nodes`, root first."""
+    trained: tuple[bool, ...]
+    """Per node of the path: True if it has something to train on and no earlier branch trains it already."""
+
+
+class Training(StrEnum):
+    """What became of the step that a rollout was sent to the trainer for."""
+
+    UNREPORTED = "unreported"
+    """The trainer has not reported it."""
+    SKIPPED = "skipped"
+    """Its gradient was not finite, and the weights stayed as they were."""
+    APPLIED = "applied"
+    """The weights moved."""
+
+
+@dataclass(slots=True)
+class PackedSample:
+    """What became of a sample that is in a train batch."""
+
+    index: int
+    """Its number among the batch's packed samples."""
+    num_tokens: int
+    """How many of its tokens fitted the row; those on the right of them were cut off."""
+    trainer_logprobs: np.ndarray | None = None
+    """[num_tokens] float32, at the sampling temperature; None unless the trainer was asked for them and has reported."""
 
 
 @dataclass(slots=True)
@@ -143,6 +178,10 @@ class Rollout:
     """Filled on arrival by `batching.rollout_to_samples`, one per trainable branch."""
     bucket: str = Bucket.PENDING
     """Its ledger bucket."""
+    packed: list[PackedSample | None] = field(default_factory=list)
+    """For a rollout that was in a train batch, what became of each of its samples; None for one that was dropped as overlong."""
+    training: Training = Training.UNREPORTED
+    """What became of the step that it was sent for."""
     duration_s: float = 0.0
     """Seconds that playing it took."""
     is_frozen: bool = False
@@ -199,6 +238,18 @@ class Rollout:
             path.append(at)
             at = self.nodes[at].parent
         return tuple(reversed(path))
+
+    def branches(self) -> list[Branch]:
+        """Return one branch per leaf; a sampled node that several share is trained in the first of them."""
+        has_loss = [bool(n.num_sampled if n.loss_mask is None else np.any(n.loss_mask)) for n in self.nodes]
+        taken: set[int] = set()
+        branches: list[Branch] = []
+        for leaf in self.leaves:
+            path = self.path_to(leaf)
+            branches.append(Branch(path, tuple(has_loss[index] and index not in taken for index in path)))
+            if any(branches[-1].trained):
+                taken.update(path)
+        return branches
 
     def messages(self) -> list[dict[str, str]]:
         """Return the last branch as chat messages, for logs."""

@@ -101,8 +101,11 @@ def test_an_index_beyond_the_end_names_the_length(file: Path) -> None:
 
 
 def test_an_index_into_a_default_list_starts_from_the_default(file: Path) -> None:
-    config = load_config(file, ["--orchestrator.post_batch_filters.0.enforce", "false"])
-    assert [(f.type, f.enforce) for f in config.orchestrator.post_batch_filters] == [("zero_advantage", False)]
+    """The defaults stay in their order, and the one that was named changes."""
+    before = load_config(file).orchestrator.post_batch_filters
+    assert before[2].type == "zero_advantage" and before[2].enforce
+    after = load_config(file, ["--orchestrator.post_batch_filters.2.enforce", "false"]).orchestrator.post_batch_filters
+    assert after == [*before[:2], before[2].model_copy(update={"enforce": False})]
 
 
 def test_the_more_specific_override_wins_whatever_the_order(file: Path) -> None:
@@ -201,9 +204,9 @@ def test_several_errors_are_all_listed(file: Path) -> None:
         (["--orchestrator.eval.sampling.min_p", "1"], "`orchestrator.eval.sampling.min_p`=1: expected a number >= 0 and < 1; "
          "the default is 0.0"),
         (["--orchestrator.train.env.1.ratio", "2"], "`orchestrator.train.env.1.type` is missing: expected one of "
-         "'reasoning_gym', 'reverse_text'"),
+         "'reasoning_gym', 'questions', 'reverse_text'"),
         (["--orchestrator.train.env", "3"], "`orchestrator.train.env`=3: expected a list of tables"),
-        (["--orchestrator.train.env.0.min_chars", "9"], "`orchestrator.train.env.0`: `min_chars`=9 exceeds `max_chars`=5"),
+        (["--orchestrator.train.env.0.min_chars", "9"], "`orchestrator.train.env.0.min_chars`=9 exceeds `max_chars`=5"),
         (["--orchestrator.model.name.x", "1"], "`orchestrator.model.name`='models/tiny' is a value, not a table: it has no keys to set"),
         (["stray"], "expected configuration overrides such as `--run.max_steps 10`, got 'stray'"),
     ],

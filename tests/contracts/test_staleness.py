@@ -18,9 +18,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from jaxrl.orchestrator.algo import Algorithm
+from jaxrl.orchestrator.sources import DemonstrationSource
 from jaxrl.types import Bucket, staleness_steps
 from tests.fakes import ScriptedPool, ToyEnv
-from tests.orchestrator.wiring import make_env, make_run, rollout_of
+from tests.orchestrator.wiring import ROW_LENGTH, make_env, make_run, renderer, rollout_of
 
 
 def test_1_a_token_of_the_version_that_the_step_trains_has_staleness_zero():
@@ -155,21 +156,20 @@ async def test_5_no_token_carries_a_version_that_had_not_been_loaded_when_it_was
 
 @pytest.mark.parametrize("bound", [1, 2])
 async def test_6_a_frozen_source_never_goes_stale(bound):
-    class Frozen(ToyEnv):
-        async def play(self, spec, session):
-            outcome = await super().play(spec, session)
-            for node in rollout_of(session).nodes:
-                node.versions = node.logprobs = None
-            if rollout_of(session).draw_index == 0:
-                while run.pool.version < 4:
-                    await asyncio.sleep(0.001)
-            return outcome
+    first: list[str] = []
+
+    async def hold_up_the_first_draw(spec):
+        first.append(spec["id"])
+        while spec["id"] == first[0] and run.pool.version < 4:
+            await asyncio.sleep(0.001)
 
     class Distil(Algorithm):
         action_loss_type: ClassVar = "ce"
 
     def envs(pool):
-        return [make_env(pool, Frozen(), algorithm=Distil(None, pool), samples_from_live_policy=False)]
+        environment = ToyEnv(num_tasks=16, before_play=hold_up_the_first_draw, demonstration=lambda spec: spec["id"])
+        source = DemonstrationSource(renderer(), environment.demonstration, window=ROW_LENGTH)
+        return [make_env(pool, environment, algorithm=Distil(None, pool), source=source)]
 
     run = make_run(
         envs=envs, max_steps=6, async_level=1, max_staleness_steps=bound, step_s=0.003, max_inflight_groups=4

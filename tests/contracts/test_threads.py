@@ -38,7 +38,8 @@ async def test_no_heavy_work_runs_on_the_event_loops_thread() -> None:
 
     def envs(pool):
         env = make_env(pool)
-        return [dataclasses.replace(env, sampler=dataclasses.replace(env.sampler, renderer=renderer))]
+        source = dataclasses.replace(env.sampler.source, renderer=renderer)
+        return [dataclasses.replace(env, sampler=dataclasses.replace(env.sampler, source=source))]
 
     run = make_run(max_steps=2, envs=envs)
     run.monitors.log_step = watched("write metrics", run.monitors.log_step)

@@ -11,7 +11,7 @@ import pytest
 
 from jaxrl.engine import EmbeddedEndpoint, Engine
 from jaxrl.errors import DeadlineError, EngineError, PromptTooLongError
-from jaxrl.inference.endpoint import Endpoint
+from jaxrl.inference.endpoint import PolicyEndpoint
 from jaxrl.weights import WeightStore
 from tests.engine.tiny import SPEC, WINDOW, full_logprobs, generate, make_engine, make_request, trainer_params
 
@@ -68,7 +68,7 @@ async def served() -> AsyncIterator[Served]:
 
 
 def test_it_is_an_endpoint() -> None:
-    assert issubclass(EmbeddedEndpoint, Endpoint)
+    assert issubclass(EmbeddedEndpoint, PolicyEndpoint)
 
 
 async def test_concurrent_requests_get_their_own_answers(served: Served) -> None:

@@ -1,17 +1,14 @@
 """Questions of reasoning_gym: which there are, which split they are in, and what a reply is worth."""
 
-import hashlib
 import json
 import subprocess
 import sys
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from jaxrl.config.env import ReasoningGymEnvConfig, TierConfig
 from jaxrl.envs.play import play_rollout
-from jaxrl.envs.reasoning_gym import exact_match, extract_answer, reasoning_gym_environment, split_of
+from jaxrl.envs.reasoning_gym import reasoning_gym_environment
 from jaxrl.errors import ConfigError
 from tests.envs.policies import make_rollout, open_session, saying
 from tests.fakes import ScriptedEndpoint
@@ -49,12 +46,6 @@ def test_train_and_heldout_part_the_questions_whatever_the_seed(heldout_frac: fl
     assert not train & questions(sums(split="heldout", heldout_frac=heldout_frac, seed=17, num_tasks=900))
 
 
-@given(st.text(), st.sampled_from([0.0, 0.001, 0.25, 0.999]))
-def test_the_split_is_the_hash_of_the_text(question: str, heldout_frac: float) -> None:
-    bucket = int(hashlib.sha256(question.encode("utf-8")).hexdigest()[:8], 16) % 1000
-    assert split_of(question, heldout_frac) == ("heldout" if bucket < 1000 * heldout_frac else "train")
-
-
 def test_each_tier_varies_the_parameters_and_names_the_difficulty() -> None:
     tiers = [TierConfig(name="two", parameters={"max_terms": 2}), TierConfig(name="three", parameters={"min_terms": 3})]
     specs = reasoning_gym_environment(sums(tiers=tiers, num_tasks=40)).tasks()
@@ -69,28 +60,6 @@ def test_each_tier_varies_the_parameters_and_names_the_difficulty() -> None:
 def test_a_question_of_two_tiers_belongs_to_the_first() -> None:
     tiers = [TierConfig(name="a"), TierConfig(name="b")]
     assert {s["difficulty"] for s in reasoning_gym_environment(sums(tiers=tiers, num_tasks=20)).tasks()} == {"a"}
-
-
-@pytest.mark.parametrize(
-    ("text", "answer"),
-    [
-        ("18", "18"),
-        (" 18\n", "18"),
-        ("<think>8+3=11\n11+7=18</think>18", "18"),
-        ("<think>a</think>1<think>b</think> 18 ", "18"),
-        ("<think>18", "<think>18"),
-        ("</think>", ""),
-        ("", ""),
-    ],
-)
-def test_the_answer_is_what_follows_the_last_thought(text: str, answer: str) -> None:
-    assert extract_answer(text) == answer
-
-
-@pytest.mark.parametrize("text", ["13037", "-3037", "the answer is 3037", "3037.0", "3,037", "", "<think>3037</think>"])
-def test_exact_match_gives_nothing_for_a_reply_that_merely_holds_the_answer(text: str) -> None:
-    assert exact_match({"answer": "3037"}, text) == 0.0
-    assert exact_match({"answer": "3037"}, "<think>1+1</think>3037") == 1.0
 
 
 async def reward_of(config: ReasoningGymEnvConfig, endpoint: ScriptedEndpoint, index: int = 0) -> float | None:

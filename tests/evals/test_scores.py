@@ -38,3 +38,14 @@ def test_a_mean_over_nothing_is_absent_rather_than_zero_or_nan() -> None:
 def test_the_threshold_decides_what_a_success_is() -> None:
     rows = [row("ok", 0.4), row("ok", 0.6)]
     assert [score_rows(rows, threshold)["success_rate"] for threshold in (0.0, 0.4, 0.5, 0.7)] == [1.0, 1.0, 0.5, 0.0]
+
+
+def test_the_nll_of_demonstrations_is_a_mean_over_tokens_and_counts_failed_rollouts_too() -> None:
+    rows = [
+        row("ok", 1.0, demonstration_nll=3.0, demonstration_tokens=2),
+        row("error", demonstration_nll=1.0, demonstration_tokens=6),
+        row("ok", 0.0, demonstration_nll=None, demonstration_tokens=None),
+        row("ok", 0.0),
+    ]
+    scores = score_rows(rows, 1.0)
+    assert (scores["demonstration_nll"], scores["n_demonstrations"]) == (0.5, 2.0)

@@ -199,7 +199,7 @@ async def test_a_session_can_be_answered_by_a_frozen_model() -> None:
 def test_the_key_must_be_there_when_the_pool_is_built() -> None:
     config = FrozenModelConfig(name=MODEL, base_url=["http://127.0.0.1:1/v1"], api_key_var="TEACHER_KEY")
     for environ in ({}, {"TEACHER_KEY": " "}):
-        with pytest.raises(ConfigError, match="`api_key_var`='TEACHER_KEY': there is no such environment variable"):
+        with pytest.raises(ConfigError, match="`api_key_var`='TEACHER_KEY': the environment variable TEACHER_KEY is not set or empty"):
             connect_frozen_pool(config, environ)
 
 

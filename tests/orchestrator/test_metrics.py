@@ -1,12 +1,11 @@
 import asyncio
 import time
-from collections import Counter
 
+import numpy as np
 import pytest
 
-from jaxrl.config.orchestrator import ZeroAdvantageFilterConfig
-from jaxrl.orchestrator.metrics import LoopLag, StepTally, StepTimer, staleness_metrics, time_metrics
-from jaxrl.types import Boundary, Bucket, Failure
+from jaxrl.orchestrator.metrics import LoopLag, StepTally, StepTimer, member_metrics, staleness_metrics, time_metrics
+from jaxrl.types import Boundary, Bucket, Failure, PackedSample, Task
 from tests.builders import make_group, make_rollout
 from tests.fakes import FakeClock
 
@@ -42,6 +41,8 @@ def test_reward_means_are_over_every_scored_rollout_and_errors_are_counted_apart
     assert metrics["rollout/reward/mean/other"] == 0.5
     assert metrics["rollout/reward/trained_mean"] == 0.75
     assert metrics["rollout/completion_tokens/mean"] == 3.0
+    assert metrics["rollout/completion_tokens/mean/toy"] == 4.0
+    assert metrics["rollout/completion_tokens/mean/other"] == 1.0
     assert metrics["rollout/error_frac"] == 0.25
     assert metrics["rollout/truncated_frac"] == 0.25
 
@@ -81,6 +82,41 @@ def test_a_group_has_no_signal_when_every_assigned_advantage_is_zero():
     assert tally.metrics()["group/zero_signal_frac"] == 0.5
 
 
+def _routed(advantage, **weights):
+    """Return a group of two rollouts with these advantages and weights on their sampled tokens."""
+    group = make_group([1.0, 1.0])
+    for rollout in group:
+        if advantage is not None:
+            rollout.assign_advantages(advantage)
+        for name, weight in weights.items():
+            setattr(rollout.samples[0], name, np.where(rollout.samples[0].loss_mask, np.float32(weight), np.float32(0)))
+    return group.rollouts
+
+
+def test_groups_that_other_components_train_are_not_groups_without_signal():
+    distilled = _routed(None, rl_weights=0.0, ref_kl_weights=1.0)
+    imitated = _routed(0.0, rl_weights=0.0, ce_weights=1.0)
+    tally = StepTally()
+    tally.add_group(distilled)
+    tally.add_group(imitated)
+    assert "group/zero_signal_frac" not in tally.metrics(), "no group's credit feeds the rl loss"
+    tally.add_group(_routed(0.0))
+    assert tally.metrics()["group/zero_signal_frac"] == 1.0
+    tally.add_group(_routed(0.0, ce_weights=0.1))  # equal rewards, but there is something to imitate
+    assert tally.metrics()["group/zero_signal_frac"] == 0.5
+
+
+def test_member_tokens_are_counted_by_component_and_environment_as_the_packer_took_them():
+    (imitated, _), (plain, longer) = _routed(0.0, rl_weights=0.0, ce_weights=1.0), _routed(0.5, ref_kl_weights=2.0)
+    plain.task, imitated.packed = Task("other", "task-0", {}), [PackedSample(0, 5)]
+    plain.packed, longer.packed = [PackedSample(1, 4)], [None]  # one was cut to four tokens, one did not fit
+    assert member_metrics([imitated, plain, longer]) == {
+        "tokens/ce/toy": 3.0,
+        "tokens/rl/other": 2.0,
+        "tokens/ref_kl/other": 2.0,
+    }
+
+
 def test_a_group_is_partial_when_some_but_not_all_of_its_rollouts_are_scored():
     tally = StepTally()
     for rewards in ([1.0, 1.0], [1.0, None], [None, None]):
@@ -90,10 +126,9 @@ def test_a_group_is_partial_when_some_but_not_all_of_its_rollouts_are_scored():
 
 def test_a_filters_share_is_of_the_rollouts_that_it_saw():
     tally = StepTally()
-    filters = [ZeroAdvantageFilterConfig()]
-    tally.add_matches(Counter(zero_advantage=1), 4, filters)
-    tally.add_matches(Counter(), 4, filters)
-    assert tally.metrics() == {"filters/zero_advantage/frac": 0.125}
+    tally.add_matches({"zero_advantage": 1, "overlong": 0}, 4)
+    tally.add_matches({"zero_advantage": 0}, 4)
+    assert tally.metrics() == {"filters/zero_advantage/frac": 0.125, "filters/overlong/frac": 0.0}
 
 
 def test_staleness_is_mean_and_max_over_the_trained_rollouts():
@@ -118,8 +153,9 @@ def test_the_timer_tells_generation_from_waiting_for_a_version():
     assert timer.lap() == (2.0, 1.0)
 
 
-def test_the_speed_of_generation_counts_every_decided_rollout():
+def test_the_speed_of_generation_counts_every_decided_rollout_of_the_policy():
     rollouts = [_decided(1.0, Bucket.TRAINED, num_tokens=6)[1], _decided(None, Bucket.STALE, num_tokens=4)[1]]
+    rollouts.append(make_rollout(version=None, logprob=None))  # a demonstration: the policy wrote nothing of it
     metrics = time_metrics(rollouts, generate_s=2.0, wait_s=1.0, pack_s=0.5)
     assert metrics["throughput/generated_tokens_per_s"] == 5.0
     assert "throughput/generated_tokens_per_s" not in time_metrics(rollouts, generate_s=0.0, wait_s=0.0, pack_s=0.0)

@@ -9,8 +9,9 @@ import threading
 import numpy as np
 import pytest
 
+from jaxrl.config.algorithm import GRPOConfig
 from jaxrl.config.env import SamplingConfig
-from jaxrl.config.orchestrator import ZeroAdvantageFilterConfig
+from jaxrl.config.filters import ZeroAdvantageFilterConfig
 from jaxrl.errors import CheckpointError, DeadlineError, EngineError, RunFailedError
 from jaxrl.orchestrator.algo import GRPO
 from jaxrl.types import Boundary, Bucket
@@ -88,7 +89,7 @@ async def test_groups_commit_in_draw_order_however_they_complete():
             credited.append(rollouts[0].draw_index)
             await super().score_group(rollouts)
 
-    env = make_env(pool, environment, algorithm=Ordered(None, pool))
+    env = make_env(pool, environment, algorithm=Ordered(GRPOConfig(), pool))
     run = make_run(pool=pool, envs=lambda pool: [env], max_steps=2, batch_size=16)
     update = env.tasks.update
 
@@ -248,7 +249,7 @@ async def test_a_failing_scoring_hook_fails_rollouts_and_not_the_run(hook):
             await super().score_group(rollouts)
 
     pool = ScriptedPool()
-    run = make_run(pool=pool, envs=lambda pool: [make_env(pool, algorithm=Teacherless(None, pool))], max_steps=1)
+    run = make_run(pool=pool, envs=lambda pool: [make_env(pool, algorithm=Teacherless(GRPOConfig(), pool))], max_steps=1)
     await run.play()
     failed = [r for r in run.monitors.rollouts[1] if r.failure]
     assert {(r.failure.boundary, r.failure.type) for r in failed} == {(Boundary.ALGORITHM, "ConnectionError")}
@@ -264,7 +265,7 @@ async def test_a_scoring_hook_that_hangs_is_cut_off():
                 await asyncio.sleep(60)
 
     pool = ScriptedPool()
-    env = make_env(pool, algorithm=Stuck(None, pool), rollout_deadline_s=0.2)
+    env = make_env(pool, algorithm=Stuck(GRPOConfig(), pool), rollout_deadline_s=0.2)
     run = make_run(pool=pool, envs=lambda pool: [env], max_steps=1)
     await run.play()
     failed = [r for r in run.monitors.rollouts[1] if r.failure]
@@ -279,7 +280,7 @@ async def test_a_hook_whose_request_was_cancelled_elsewhere_does_not_strand_the_
                 raise asyncio.CancelledError
 
     pool = ScriptedPool()
-    env = make_env(pool, algorithm=Cancelled(None, pool))
+    env = make_env(pool, algorithm=Cancelled(GRPOConfig(), pool))
     run = make_run(pool=pool, envs=lambda pool: [env], max_steps=1)
     await asyncio.wait_for(run.play(), 10)
     assert [(r.member, r.failure.type) for r in run.monitors.rollouts[1] if r.failure] == [(2, "CancelledError")] * 2
@@ -302,7 +303,7 @@ async def test_a_rollout_that_ignores_its_cancellation_is_not_scored_after_its_g
             await super().score_group(rollouts)
 
     pool = ScriptedPool()
-    env = make_env(pool, Stubborn(), algorithm=Watching(None, pool), rollout_deadline_s=100.0)
+    env = make_env(pool, Stubborn(), algorithm=Watching(GRPOConfig(), pool), rollout_deadline_s=100.0)
     run = make_run(pool=pool, envs=lambda pool: [env], max_steps=4, async_level=1, max_staleness_steps=1, step_s=0.01)
     await asyncio.wait_for(run.play(), 10)
     assert {r.bucket for rollouts in run.monitors.rollouts.values() for r in rollouts if r.draw_index == 0} == {"stale"}
@@ -322,7 +323,7 @@ async def test_one_slow_teacher_does_not_stop_the_other_rollouts():
                 release.set()
 
     pool = ScriptedPool()
-    run = make_run(pool=pool, envs=lambda pool: [make_env(pool, algorithm=SlowTeacher(None, pool))], max_steps=1)
+    run = make_run(pool=pool, envs=lambda pool: [make_env(pool, algorithm=SlowTeacher(GRPOConfig(), pool))], max_steps=1)
     await asyncio.wait_for(run.play(), 10)
     assert len(scored) == 8
 
@@ -389,7 +390,8 @@ async def test_a_batch_of_overlong_rollouts_only_is_empty():
 
 def _with_window(pool, *, max_tokens: int):
     env = make_env(pool)
-    sampler = dataclasses.replace(env.sampler, sampling=SamplingConfig(max_tokens=max_tokens))
+    source = dataclasses.replace(env.sampler.source, sampling=SamplingConfig(max_tokens=max_tokens))
+    sampler = dataclasses.replace(env.sampler, source=source)
     return dataclasses.replace(env, sampler=sampler)
 
 
@@ -602,7 +604,7 @@ async def test_a_run_that_fails_before_it_begins_lets_the_trainer_go():
             raise ConnectionError("no teacher")
 
     pool = ScriptedPool()
-    run = make_run(pool=pool, envs=lambda pool: [make_env(pool, algorithm=Unready(None, pool))])
+    run = make_run(pool=pool, envs=lambda pool: [make_env(pool, algorithm=Unready(GRPOConfig(), pool))])
     run.trainer.start()
     with pytest.raises(ConnectionError, match="no teacher"):
         await run.orchestrator.run()
@@ -623,7 +625,7 @@ async def test_pools_that_an_algorithm_connected_are_closed_and_the_policy_is_no
         async def setup(self):
             self.connected_pools.append(teacher)
 
-    run = make_run(pool=policy, envs=lambda pool: [make_env(pool, algorithm=Taught(None, pool))], max_steps=1)
+    run = make_run(pool=policy, envs=lambda pool: [make_env(pool, algorithm=Taught(GRPOConfig(), pool))], max_steps=1)
     await run.play()
     assert (teacher.is_closed, policy.is_closed) == (True, False)
 

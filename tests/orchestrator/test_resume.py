@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from jaxrl.config.algorithm import GRPOConfig
-from jaxrl.config.orchestrator import ZeroAdvantageFilterConfig
+from jaxrl.config.filters import ZeroAdvantageFilterConfig
 from jaxrl.errors import CheckpointError
 from jaxrl.monitors.ledger import Ledger
 from jaxrl.orchestrator.algo import Algorithm

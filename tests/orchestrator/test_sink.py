@@ -1,7 +1,20 @@
-import asyncio
+"""Crediting beside the main loop: whose hooks hold up whom, in which order groups are finished, what a failing hook costs."""
 
+import asyncio
+import dataclasses
+import random
+import time
+
+import msgspec
+import numpy as np
+import pytest
+
+from jaxrl.blame import component_of_error
+from jaxrl.config.algorithm import GRPOConfig
+from jaxrl.config.filters import ZeroAdvantageFilterConfig
+from jaxrl.errors import RunFailedError
 from jaxrl.monitors.ledger import Ledger
-from jaxrl.orchestrator.algo import GRPO
+from jaxrl.orchestrator.algo import GRPO, Algorithm
 from jaxrl.orchestrator.draws import Draw
 from jaxrl.orchestrator.groups import OpenGroup
 from jaxrl.orchestrator.metrics import StepTally
@@ -9,7 +22,7 @@ from jaxrl.orchestrator.sink import MAX_SCORING_HOOKS, Sink
 from jaxrl.types import Boundary, Group
 from tests.builders import make_group, make_rollout
 from tests.fakes import ScriptedPool, ToyEnv
-from tests.orchestrator.wiring import make_env
+from tests.orchestrator.wiring import make_env, make_run
 
 
 def _sink(**settings) -> Sink:
@@ -30,7 +43,7 @@ async def test_a_stuck_teacher_of_one_environment_holds_up_no_other():
             await asyncio.sleep(60)
 
     pool, sink = ScriptedPool(), _sink()
-    stuck = _opened(make_env(pool, ToyEnv("stuck"), algorithm=Stuck(None, pool)), MAX_SCORING_HOOKS + 5)
+    stuck = _opened(make_env(pool, ToyEnv("stuck"), algorithm=Stuck(GRPOConfig(), pool)), MAX_SCORING_HOOKS + 5)
     free = _opened(make_env(pool, ToyEnv("free")), 2, order=1)
     async with asyncio.TaskGroup() as tasks:
         waiting = [tasks.create_task(sink.add(stuck, rollout)) for rollout in stuck.members]
@@ -48,7 +61,7 @@ async def test_waiting_for_a_place_among_the_hooks_is_not_charged_to_the_hook():
             await asyncio.sleep(0.3)
 
     pool, sink = ScriptedPool(), _sink()
-    opened = _opened(make_env(pool, algorithm=Slow(None, pool), rollout_deadline_s=0.5), MAX_SCORING_HOOKS + 1)
+    opened = _opened(make_env(pool, algorithm=Slow(GRPOConfig(), pool), rollout_deadline_s=0.5), MAX_SCORING_HOOKS + 1)
     await asyncio.gather(*(sink.add(opened, rollout) for rollout in opened.members))
     assert [r.failure for r in opened.members] == [None] * (MAX_SCORING_HOOKS + 1)
 
@@ -103,3 +116,113 @@ async def test_the_task_sampler_learns_rewards_and_costs_of_a_group_before_any_f
     assert seen == [({"id": "task-0"}, [0.0, None, 0.0], [3.0, 3.0, 3.0])]
     assert [r.member for r in kept.rollouts] == [0, 2]
     assert [r.bucket for r in opened.members] == ["pending", "unscored", "pending"]
+
+
+@pytest.mark.parametrize("hook", ["score_rollout", "score_group"])
+async def test_a_dead_teacher_next_to_a_healthy_environment_ends_the_run_and_is_named(hook):
+    class Teacherless(GRPO):
+        pass
+
+    async def score(self, scored):
+        raise ConnectionError("teacher is down")
+
+    setattr(Teacherless, hook, score)
+
+    def envs(pool):
+        return [make_env(pool, ToyEnv("healthy")), make_env(pool, ToyEnv("orphan"), algorithm=Teacherless(GRPOConfig(), pool))]
+
+    run = make_run(envs=envs, max_steps=50, max_consecutive_failures=8)
+    with pytest.raises(RunFailedError, match="8 rollouts in a row failed in environment 'orphan'.*teacher is down") as caught:
+        await run.play()
+    assert component_of_error(caught.value) == "algorithm of environment 'orphan'"
+    assert run.batches, "the healthy one was trained on meanwhile"
+
+
+async def test_a_stuck_hook_holds_up_no_batch_of_another_environment():
+    """The hooks of one environment end only when a batch of the other has been trained on."""
+    shipped, loop = asyncio.Event(), asyncio.get_running_loop()
+
+    class Stuck(GRPO):
+        async def score_rollout(self, rollout):
+            await shipped.wait()
+
+    def envs(pool):
+        return [make_env(pool, ToyEnv("stuck"), algorithm=Stuck(GRPOConfig(), pool)), make_env(pool, ToyEnv("free"))]
+
+    run = make_run(
+        envs=envs,
+        async_level=1,
+        max_steps=3,
+        max_inflight_groups=8,
+        on_applied=lambda step: loop.call_soon_threadsafe(shipped.set),
+    )
+    await asyncio.wait_for(run.play(), 10)
+    trained = [[r.env_name for r in rollouts if r.bucket == "trained"] for rollouts in run.monitors.rollouts.values()]
+    assert set(trained[0]) == {"free"} and "stuck" in {name for names in trained[1:] for name in names}
+
+
+def _arrays(batches) -> list[dict]:
+    """Return every array of every micro-batch, with the counts, as bytes."""
+    return [
+        {
+            f"{index}/{name}": None if value is None else (value.shape, value.dtype, value.tobytes())
+            for index, part in enumerate([batch, *batch.micro_batches])
+            for name, value in msgspec.structs.asdict(part).items()
+            if value is None or isinstance(value, np.ndarray)
+        }
+        for batch in batches
+    ]
+
+
+async def test_a_synchronous_batch_is_the_same_bit_for_bit_however_long_scoring_takes():
+    async def play(seed: int):
+        latency, started = random.Random(seed), time.monotonic()
+        credited: list[str] = []
+
+        class Teacher(GRPO):
+            async def score_rollout(self, rollout):
+                await asyncio.sleep(latency.random() * 0.01)
+                # What the teacher says depends on the rollout alone.
+                score = -float(len(rollout.completion_text)) - 0.1 * rollout.member
+                for sample in rollout.samples:
+                    sample.ref_logprobs = np.where(sample.loss_mask, np.float32(score), np.float32(0))
+                    sample.ref_kl_weights = 0.5 * sample.loss_mask.astype(np.float32)
+
+            async def score_group(self, rollouts):
+                await asyncio.sleep(latency.random() * 0.01)
+                credited.append(rollouts[0].group_id)
+                await super().score_group(rollouts)
+
+        def envs(pool):
+            return [make_env(pool, ToyEnv(name, num_tasks=5), algorithm=Teacher(GRPOConfig(), pool)) for name in ("left", "right")]
+
+        run = make_run(envs=envs, batch_size=16, pre_batch_filters=[ZeroAdvantageFilterConfig()], max_inflight_groups=3)
+        await run.play()
+        assert time.monotonic() - started < 10
+        return _arrays(run.batches), credited
+
+    runs = [await play(seed) for seed in (1, 2, 3)]
+    assert len(runs[0][0]) == 3 and len(runs[0][0][0]) > 10
+    assert runs[0] == runs[1] == runs[2]
+
+
+@pytest.mark.parametrize("is_live", [True, False])
+@pytest.mark.parametrize("loss_type", ["rl", "ce"])
+async def test_a_rollout_without_a_reward_is_not_trained_on_whichever_loss_its_tokens_feed(loss_type, is_live):
+    class Imitating(Algorithm):
+        action_loss_type = loss_type
+
+        async def score_group(self, rollouts):
+            for rollout in rollouts:
+                rollout.assign_advantages(0.0)
+
+    pool, sink = ScriptedPool(), _sink()
+    opened = _opened(make_env(pool, algorithm=Imitating(GRPOConfig(), pool), samples_from_live_policy=is_live), 2)
+    opened.members[1].reward = None
+    sink._ledger.dispatch(2)
+    for rollout in opened.members:
+        await sink.add(opened, rollout)
+    kept = sink.commit(opened)
+    assert [r.member for r in kept.rollouts] == [0]
+    assert [r.bucket for r in opened.members] == ["pending", "unscored"]
+    assert opened.members[1].samples[0].advantages is None, "it is in no baseline either"

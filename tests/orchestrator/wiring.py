@@ -21,6 +21,7 @@ from jaxrl.inference.rendering import Renderer
 from jaxrl.orchestrator.algo import GRPO, Algorithm
 from jaxrl.orchestrator.orchestrator import Orchestrator
 from jaxrl.orchestrator.sampler import Sampler, TrainEnv
+from jaxrl.orchestrator.sources import PolicySource, Source
 from jaxrl.tasks import UniformSampler
 from jaxrl.transport.memory import InProcessChannel
 from jaxrl.types import Rollout
@@ -54,28 +55,21 @@ def make_env(
     algorithm: Algorithm | None = None,
     rollout_deadline_s: float = 10.0,
     seed: int = 0,
-    samples_from_live_policy: bool = True,
+    source: Source | None = None,
 ) -> TrainEnv:
-    """Return one wired training environment."""
+    """Return one wired training environment; its source is the policy behind `pool` unless another is given."""
     environment = environment or ToyEnv()
-    sampler = Sampler(
-        environment,
-        pool,
-        renderer(),
-        SamplingConfig(max_tokens=8),
-        run_seed=seed,
-        window=ROW_LENGTH,
-        rollout_deadline_s=rollout_deadline_s,
-        places=asyncio.Semaphore(1000),
-        samples_from_live_policy=samples_from_live_policy,
+    source = source or PolicySource(
+        pool, renderer(), SamplingConfig(max_tokens=8), run_seed=seed, window=ROW_LENGTH, places=asyncio.Semaphore(1000)
     )
+    sampler = Sampler(environment, source, rollout_deadline_s=rollout_deadline_s)
     tasks = UniformSampler(environment.tasks(), rng_seed=seed)
     return TrainEnv(environment.name, ratio, tasks, sampler, algorithm or GRPO(GRPOConfig(), pool))
 
 
 def rollout_of(session: PolicySession) -> Rollout:
     """Return the rollout behind a session; environments cannot see it, tests that break one member must."""
-    return session._rollout
+    return session._transcript.rollout
 
 
 @dataclass

@@ -41,6 +41,7 @@ from jaxrl.engine.server.metrics import CONTENT_TYPE, RequestCounter
 from jaxrl.engine.server.refusals import Refusal, refusal_of, stopped
 from jaxrl.engine.server.replies import ReplyWriter
 from jaxrl.engine.server.streams import EventStream, stream_events
+from jaxrl.engine.server.tokenizing import Tokenizing
 from jaxrl.engine.server.waits import unless_gone, within
 from jaxrl.inference.endpoint import Generation, PromptScores
 from jaxrl.inference.rendering import Renderer
@@ -48,6 +49,7 @@ from jaxrl.inference.rendering import Renderer
 logger = logging.getLogger(__name__)
 
 Phase = Literal["loading", "ready", "stopping"]
+Handler = Callable[[Request], Awaitable[Response]]
 T = TypeVar("T")
 
 BODY_DEADLINE_S = 60.0
@@ -86,6 +88,7 @@ class Service:
         self._detail = "starting"
         self._backend: Backend | None = None
         self._reader: JobReader | None = None
+        self._tokenizing: Tokenizing | None = None
         self._num_sequences = 0
         self._max_sequences = config.engine.num_slots + config.server.max_queue
         self._counter = RequestCounter()
@@ -98,6 +101,8 @@ class Service:
             Route("/v1/completions", self._generating(lambda reader: reader.completion), methods=["POST"]),
             Route("/v1/chat/completions", self._generating(lambda reader: reader.chat), methods=["POST"]),
             Route("/inference/v1/generate", self._generating(lambda reader: reader.generate), methods=["POST"]),
+            Route("/tokenize", self._route(self._tokenized(lambda tokenizing: tokenizing.tokenize)), methods=["POST"]),
+            Route("/detokenize", self._route(self._tokenized(lambda tokenizing: tokenizing.detokenize)), methods=["POST"]),
         ]
         self._paths = frozenset(route.path for route in routes)
         self._app: ASGIApp = Starlette(routes=routes, exception_handlers={HTTPException: _http_refusal})
@@ -118,6 +123,7 @@ class Service:
             window=engine.config.max_model_len,
             max_sequences=self._max_sequences,
         )
+        self._tokenizing = Tokenizing(backend.renderer, self._config.served_name, engine.spec.vocab_size, engine.config.max_model_len)
         self._backend = backend
         self._phase = "ready"
 
@@ -207,10 +213,27 @@ class Service:
             "max_model_len": self._config.engine.max_model_len,
         }
 
-    def _generating(self, reads: Callable[[JobReader], Callable[[bytes], Job]]) -> Callable[[Request], Awaitable[Response]]:
+    def _generating(self, reads: Callable[[JobReader], Callable[[bytes], Job]]) -> Handler:
+        async def answer(request: Request) -> Response:
+            return await self._answer(request, reads)
+
+        return self._route(answer)
+
+    def _tokenized(self, answers: Callable[[Tokenizing], Callable[[bytes], bytes]]) -> Handler:
+        async def answer(request: Request) -> Response:
+            self._ready()
+            assert self._tokenizing is not None
+            raw = await self._body(request)
+            return Response(await self._off_loop(answers(self._tokenizing), raw), media_type="application/json")
+
+        return answer
+
+    def _route(self, answer: Handler) -> Handler:
+        """Turn whatever `answer` raises into a refusal."""
+
         async def route(request: Request) -> Response:
             try:
-                return await self._answer(request, reads)
+                return await answer(request)
             except ClientDisconnect:
                 return Response(status_code=CLIENT_IS_GONE)
             except Exception as error:

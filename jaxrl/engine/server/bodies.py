@@ -227,18 +227,18 @@ class JobReader:
         self._vocab_size = vocab_size
         self._window = window
         self._max_sequences = max_sequences
-        self._max_chars = CHARS_MARGIN * window * renderer.longest_token()
+        self._max_chars = longest_text(window, renderer)
 
     def completion(self, raw: bytes) -> Job:
         """Read a body of `/v1/completions`."""
-        body = _convert(_known_fields(raw, CompletionBody), CompletionBody)
+        body = convert(known_fields(raw, CompletionBody), CompletionBody)
         prompts = self._prompts(body.prompt, body.n)
         max_tokens = body.max_tokens or DEFAULT_COMPLETION_TOKENS
         return self._openai_job("completion", body, prompts, max_tokens, body.logprobs, "logprobs")
 
     def chat(self, raw: bytes) -> Job:
         """Read a body of `/v1/chat/completions`."""
-        body = _convert(_known_fields(raw, ChatBody), ChatBody)
+        body = convert(known_fields(raw, ChatBody), ChatBody)
         if body.top_logprobs and not body.logprobs:
             raise Refusal(400, "`top_logprobs` needs `logprobs`: true", param="top_logprobs")
         try:
@@ -252,10 +252,10 @@ class JobReader:
 
     def generate(self, raw: bytes) -> Job:
         """Read a body of `/inference/v1/generate`."""
-        body = _convert(_known_fields(raw, GenerateBody), GenerateBody)
-        self._check_model(body.model)
+        body = convert(known_fields(raw, GenerateBody), GenerateBody)
+        check_model(body.model, self._served_name)
         table = _supported(body.sampling_params, GenerateSampling, "sampling_params.")
-        sampling = _convert(table, GenerateSampling, "sampling_params.")
+        sampling = convert(table, GenerateSampling, "sampling_params.")
         prompt = self._token_ids(body.token_ids, "token_ids")
         return self._job(
             "generate",
@@ -271,7 +271,7 @@ class JobReader:
     def _openai_job(
         self, kind: Kind, body: OpenAIBody, prompts: tuple[np.ndarray, ...], max_tokens: int, num_top: int | None, top_field: str
     ) -> Job:
-        self._check_model(body.model)
+        check_model(body.model, self._served_name)
         if body.stream and body.prompt_logprobs is not None:
             raise Refusal(400, "`prompt_logprobs` cannot be streamed; set `stream` to false", param="prompt_logprobs")
         if body.stream_options is not None and not body.stream:
@@ -322,10 +322,6 @@ class JobReader:
         user_stop_ids = frozenset(body.stop_token_ids).difference(own)
         return Job(kind, prompts, sampling, body.n, num_top, body.prompt_logprobs, user_stop_ids, **shown)
 
-    def _check_model(self, name: str | None) -> None:
-        if name is not None and name != self._served_name:
-            raise no_such_model(name, self._served_name)
-
     def _check_number(self, num: int) -> None:
         if num > self._max_sequences:
             raise Refusal(
@@ -366,14 +362,7 @@ class JobReader:
         return self._checked(token_ids, field)
 
     def _encoded(self, text: str, field: str, *, add_special_tokens: bool = True) -> np.ndarray:
-        if len(text) > self._max_chars:
-            raise Refusal(
-                400,
-                f"the prompt has {len(text)} characters, more than fit into a window of {self._window} tokens (`inference.max_model_len`); "
-                "shorten it",
-                param=_top(field),
-                code="context_length_exceeded",
-            )
+        check_length(text, self._max_chars, self._window, _top(field))
         return self._checked(self._renderer.encode(text, add_special_tokens=add_special_tokens), field)
 
     def _checked(self, token_ids: np.ndarray, field: str) -> np.ndarray:
@@ -390,6 +379,29 @@ class JobReader:
         return token_ids
 
 
+def longest_text(window: int, renderer: Renderer) -> int:
+    """Return how many characters a text may have to be worth encoding."""
+    return CHARS_MARGIN * window * renderer.longest_token()
+
+
+def check_length(text: str, max_chars: int, window: int, param: str) -> None:
+    """Refuse a text that is longer than `longest_text`."""
+    if len(text) > max_chars:
+        raise Refusal(
+            400,
+            f"the prompt has {len(text)} characters, more than fit into a window of {window} tokens (`inference.max_model_len`); "
+            "shorten it",
+            param=param,
+            code="context_length_exceeded",
+        )
+
+
+def check_model(name: str | None, served_name: str) -> None:
+    """Refuse a request for another model; one that names none is for this one."""
+    if name is not None and name != served_name:
+        raise no_such_model(name, served_name)
+
+
 def no_such_model(name: str, served_name: str) -> Refusal:
     """Return the refusal of a request for another model."""
     return Refusal(404, f"there is no model {name!r:.200} here; this server has {served_name!r}", param="model", code="model_not_found")
@@ -398,7 +410,8 @@ def no_such_model(name: str, served_name: str) -> Refusal:
 B = TypeVar("B", bound=msgspec.Struct)
 
 
-def _known_fields(raw: bytes, body: type[msgspec.Struct]) -> dict[str, Any]:
+def known_fields(raw: bytes, body: type[msgspec.Struct]) -> dict[str, Any]:
+    """Return the fields of a body that are set, unchecked; refuse what is not JSON, not built, or unknown."""
     try:
         table = msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -436,7 +449,8 @@ def _near(name: str, known: Sequence[str]) -> str:
     return f"; did you mean `{near[0]}`?" if near else ""
 
 
-def _convert(table: dict[str, Any], body: type[B], prefix: str = "") -> B:
+def convert(table: dict[str, Any], body: type[B], prefix: str = "") -> B:
+    """Return a checked body; refuse what has the wrong type or is out of range."""
     try:
         return msgspec.convert(table, body)
     except msgspec.ValidationError as error:

@@ -5,9 +5,21 @@ from __future__ import annotations
 from jaxrl.config.algorithm import AlgorithmConfig
 from jaxrl.orchestrator.algo.base import Algorithm, AlgorithmContext
 from jaxrl.orchestrator.algo.grpo import GRPO
+from jaxrl.orchestrator.algo.max_rl import MaxRL
+from jaxrl.orchestrator.algo.rae import RAE
+from jaxrl.orchestrator.algo.reinforce import Reinforce
+from jaxrl.orchestrator.algo.rloo import RLOO
+from jaxrl.orchestrator.algo.sft import SFT
 from jaxrl.orchestrator.ports import ScoringPool
 
-ALGORITHM_CLASSES: dict[str, type[Algorithm]] = {"grpo": GRPO}
+ALGORITHM_CLASSES: dict[str, type[Algorithm]] = {
+    "grpo": GRPO,
+    "max_rl": MaxRL,
+    "rae": RAE,
+    "reinforce": Reinforce,
+    "rloo": RLOO,
+    "sft": SFT,
+}
 """Algorithm by the `type` of its config."""
 
 
@@ -29,4 +41,4 @@ def build_algorithm(config: AlgorithmConfig, policy_pool: ScoringPool, context: 
     return algorithm_class(config, policy_pool, context)
 
 
-__all__ = ["ALGORITHM_CLASSES", "GRPO", "Algorithm", "AlgorithmContext", "build_algorithm"]
+__all__ = ["ALGORITHM_CLASSES", "GRPO", "RAE", "RLOO", "SFT", "Algorithm", "AlgorithmContext", "MaxRL", "Reinforce", "build_algorithm"]

@@ -1,12 +1,15 @@
 """Credit from rewards: pure functions on the rewards of one group.
 
-In: one finite reward per surviving rollout. Out: one float32 number per rollout. Which rollouts survive, which tokens
-take the credit and what the loss does with it are decided elsewhere. Legend: G rollouts of a group.
+In: one finite reward per surviving rollout. Out: one float32 number per rollout, computed in float64 and rounded once.
+Rewards that are equal up to rounding give exact zeros in all of them. Which rollouts survive, which tokens take the
+credit and what the loss does with it are decided elsewhere. Legend: G rollouts of a group.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -39,8 +42,8 @@ def rewards_are_equal(rewards_G: Sequence[float] | np.ndarray) -> bool:
 def group_mean_advantages(rewards_G: Sequence[float] | np.ndarray) -> np.ndarray:
     """Credit each rollout with its reward minus the group's mean.
 
-    A_i = r_i - mean(r), in float64 and then rounded once; not divided by the standard deviation, which would weigh easy
-    and hard tasks by how little their rewards vary. A group with equal rewards, or of one rollout, gets exact zeros.
+    A_i = r_i - mean(r); not divided by the standard deviation, which would weigh easy and hard tasks by how little
+    their rewards vary. A group with equal rewards, or of one rollout, gets exact zeros.
 
     Args:
       rewards_G: [G] finite rewards of the group's survivors; G >= 0.
@@ -60,13 +63,189 @@ def group_mean_advantages(rewards_G: Sequence[float] | np.ndarray) -> np.ndarray
     Reference: Shao et al. 2024, DeepSeekMath, https://arxiv.org/abs/2402.03300, section 4.1; without the division as in
       Liu et al. 2025, Understanding R1-Zero-Like Training, https://arxiv.org/abs/2503.20783, section 3.
     """
-    rewards = np.asarray(rewards_G, np.float64)
-    if rewards.ndim != 1:
-        raise ValueError(f"expected one reward per rollout, shape [G], got shape {rewards.shape}")
-    if not np.isfinite(rewards).all():
-        raise ValueError(
-            f"a reward is not finite: {rewards.tolist()}; leave rollouts without a reward out of the group"
-        )
+    rewards = _checked(rewards_G, "reward")
     if rewards_are_equal(rewards):
         return np.zeros(rewards.shape, np.float32)
     return (rewards - rewards.mean()).astype(np.float32)
+
+
+def max_rl_advantages(rewards_G: Sequence[float] | np.ndarray) -> np.ndarray:
+    """Credit each rollout with its reward minus the group's mean, divided by that mean.
+
+    A_i = (r_i - m) / m with m = mean(r). For rewards of 0 and 1, m estimates how likely the policy is to succeed, and
+    the division turns the gradient of that probability into the gradient of its logarithm: hard tasks weigh more. A
+    group with equal rewards, of one rollout, or whose mean is not above 0 gets exact zeros.
+
+    Args:
+      rewards_G: [G] finite rewards of the group's survivors, which the method takes to be >= 0; G >= 0.
+
+    Returns:
+      [G] float32 advantages of mean zero (up to rounding), unitless, between -1 and G - 1.
+
+    Raises:
+      ValueError: not one-dimensional, a reward is not finite, or one is negative while the mean is above 0: a mean near
+        0 would then give credit without bound.
+
+    Example:
+      >>> max_rl_advantages([1.0, 0.0, 0.0, 0.0])
+      array([ 3., -1., -1., -1.], dtype=float32)
+      >>> max_rl_advantages([0.0, 0.0])
+      array([0., 0.], dtype=float32)
+
+    Reference: Maximum Likelihood Reinforcement Learning, 2026, https://arxiv.org/abs/2602.02710.
+    """
+    rewards = _checked(rewards_G, "reward")
+    if rewards_are_equal(rewards) or rewards.mean() <= 0:
+        return np.zeros(rewards.shape, np.float32)
+    if rewards.min() < -EQUAL_REWARDS_ATOL:
+        raise ValueError(
+            f"max_rl divides by the group's mean reward, so rewards must not be negative: {rewards.tolist()}; shift or clip them in "
+            "the environment, or use 'grpo' or 'rloo'"
+        )
+    mean = rewards.mean()
+    return ((rewards - mean) / mean).astype(np.float32)
+
+
+def leave_one_out_advantages(rewards_G: Sequence[float] | np.ndarray) -> np.ndarray:
+    """Credit each rollout with its reward minus the mean of the group's other rollouts.
+
+    A_i = r_i - (sum(r) - r_i) / (G - 1), computed as (r_i - mean(r)) * G / (G - 1): a baseline that does not contain
+    the reward it is subtracted from leaves the policy gradient unbiased. A group with equal rewards, or of one rollout,
+    gets exact zeros.
+
+    Args:
+      rewards_G: [G] finite rewards of the group's survivors; G >= 0.
+
+    Returns:
+      [G] float32 advantages of mean zero (up to rounding), in units of reward.
+
+    Raises:
+      ValueError: not one-dimensional, or a reward is not finite.
+
+    Example:
+      >>> leave_one_out_advantages([1.0, 0.0, 0.5])
+      array([ 0.75, -0.75,  0.  ], dtype=float32)
+
+    Reference: Ahmadian et al. 2024, Back to Basics: Revisiting REINFORCE Style Optimization,
+      https://arxiv.org/abs/2402.14740.
+    """
+    rewards = _checked(rewards_G, "reward")
+    if rewards_are_equal(rewards):
+        return np.zeros(rewards.shape, np.float32)
+    num_rollouts = len(rewards)
+    return ((rewards - rewards.mean()) * (num_rollouts / (num_rollouts - 1))).astype(np.float32)
+
+
+def efficiency_advantages(rewards_G: Sequence[float] | np.ndarray, costs_G: Sequence[float] | np.ndarray) -> np.ndarray:
+    """Credit each rollout by its distance to the group's mean, after the cheap ones among the best were paid more.
+
+    The best rollouts are those whose reward equals the largest one, up to rounding; c is the mean of their costs.
+    s_i = r_i * (1 + clip(1 - cost_i / c, 0, 1)) for these, s_i = r_i for the others, and A_i = s_i - mean(s). So being
+    cheap is worth something only to a rollout that is as good as any, and nobody gets less than it earned. Where no
+    reward is above 0, or the best ones cost nothing, this is `group_mean_advantages`.
+
+    Args:
+      rewards_G: [G] finite rewards of the group's survivors; G >= 0.
+      costs_G: [G] finite costs >= 0, in any unit (tokens, turns).
+
+    Returns:
+      [G] float32 advantages of mean zero (up to rounding), in units of reward.
+
+    Raises:
+      ValueError: not one-dimensional, of two lengths, a number is not finite, or a cost is negative.
+
+    Example:
+      >>> efficiency_advantages([1.0, 1.0, 0.0], [10, 30, 5])
+      array([ 0.6666667 ,  0.16666667, -0.8333333 ], dtype=float32)
+
+    Reference: the idea, with another shape of the bonus, in Arora and Zanette 2025, Training Language Models to Reason
+      Efficiently, https://arxiv.org/abs/2502.04463.
+    """
+    rewards, costs = _checked(rewards_G, "reward"), _checked(costs_G, "cost")
+    if rewards.shape != costs.shape:
+        raise ValueError(f"expected one cost per reward, got {len(costs)} costs for {len(rewards)} rewards")
+    if (costs < 0).any():
+        raise ValueError(f"a cost is negative: {costs.tolist()}")
+    if not rewards.size or rewards.max() <= 0:
+        return group_mean_advantages(rewards)
+    is_best = np.array([rewards_are_equal([reward, rewards.max()]) for reward in rewards])
+    mean_cost = costs[is_best].mean()
+    if mean_cost <= 0:
+        return group_mean_advantages(rewards)
+    bonus = np.clip(1.0 - costs / mean_cost, 0.0, 1.0)
+    return group_mean_advantages(np.where(is_best, rewards * (1.0 + bonus), rewards))
+
+
+def baseline_advantages(rewards_G: Sequence[float] | np.ndarray, baseline: float) -> np.ndarray:
+    """Credit each rollout with its reward minus a baseline that was known before the group.
+
+    A_i = r_i - b, exactly 0 where the two are equal up to rounding. Nothing makes the sum zero.
+
+    Args:
+      rewards_G: [G] finite rewards of the group's survivors; G >= 0.
+      baseline: what was expected, finite, in units of reward.
+
+    Returns:
+      [G] float32 advantages, in units of reward.
+
+    Raises:
+      ValueError: not one-dimensional, or a number is not finite.
+
+    Example:
+      >>> baseline_advantages([1.0, 0.25, 0.1 + 0.2 - 0.05], 0.25)
+      array([0.75, 0.  , 0.  ], dtype=float32)
+
+    Reference: Williams 1992, Simple Statistical Gradient-Following Algorithms for Connectionist Reinforcement Learning,
+      https://doi.org/10.1007/BF00992696.
+    """
+    rewards = _checked(rewards_G, "reward")
+    is_equal = [rewards_are_equal([reward, baseline]) for reward in rewards]
+    return np.where(is_equal, 0.0, rewards - checked_baseline(baseline, "baseline")).astype(np.float32)
+
+
+def decayed_baseline(baseline: float, reward: float, decay: float) -> float:
+    """Add a reward to an exponentially decaying mean: b' = decay * b + (1 - decay) * r.
+
+    From 0, after n rewards that are all r, it is (1 - decay^n) * r: with decay 0.95, 64 % of the way after 20.
+
+    Args:
+      baseline: the mean so far, in units of reward.
+      reward: a reward, or the mean of some.
+      decay: share of the baseline that stays, in [0, 1).
+
+    Returns:
+      The new mean.
+
+    Example:
+      >>> round(decayed_baseline(0.05, 1.0, 0.95), 12)
+      0.0975
+    """
+    return decay * baseline + (1.0 - decay) * reward
+
+
+def checked_baseline(value: Any, name: str) -> float:
+    """Return a baseline that was read from somewhere, or say what is wrong with it.
+
+    Args:
+      value: anything.
+      name: what to call it.
+
+    Raises:
+      ValueError: not a finite number.
+
+    Example:
+      >>> checked_baseline(1, "baseline")
+      1.0
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"`{name}` must be a finite number, got {value!r}")
+    return float(value)
+
+
+def _checked(values_G: Sequence[float] | np.ndarray, noun: str) -> np.ndarray:
+    values = np.asarray(values_G, np.float64)
+    if values.ndim != 1:
+        raise ValueError(f"expected one {noun} per rollout, shape [G], got shape {values.shape}")
+    if not np.isfinite(values).all():
+        raise ValueError(f"a {noun} is not finite: {values.tolist()}; leave rollouts without a {noun} out of the group")
+    return values

@@ -11,12 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, final
 
+import numpy as np
+
 from jaxrl.config.algorithm import AlgorithmConfig, CoefficientsConfig, LossType
 from jaxrl.config.model import FrozenModelConfig
 from jaxrl.errors import SampleError
 from jaxrl.inference.frozen import FrozenPool, connect_frozen_pool
 from jaxrl.inference.rendering import Renderer
-from jaxrl.orchestrator.algo.routing import check_streams, stamp_loss_routing
+from jaxrl.orchestrator.algo.routing import check_streams, fold_coefficients, stamp_loss_routing
 from jaxrl.orchestrator.ports import ScoringPool
 from jaxrl.types import OPTIONAL_STREAMS, Boundary, Rollout
 
@@ -110,7 +112,7 @@ class Algorithm:
 
     @final
     async def finalize_group(self, rollouts: Sequence[Rollout]) -> None:
-        """Score a group's survivors, stamp where their tokens go, check every stream, and freeze them.
+        """Score a group's survivors, stamp where their tokens go and how much they count, check every stream, and freeze them.
 
         A rollout whose streams break a rule fails alone (boundary `algorithm`); its siblings keep the credit they were
         given.
@@ -134,7 +136,19 @@ class Algorithm:
         has_policy_logprobs = all(node.versions is not None for node in rollout.nodes if node.num_sampled)
         for sample in rollout.samples:
             stamp_loss_routing(sample, self.action_loss_type)
+            fold_coefficients(sample, self.context.coefficients)
             check_streams(sample, has_policy_logprobs=has_policy_logprobs)
+
+
+def assign_each(rollouts: Sequence[Rollout], advantages_G: np.ndarray) -> None:
+    """Give each rollout its own number as the credit of all its sampled tokens.
+
+    Args:
+      rollouts: G rollouts, not frozen.
+      advantages_G: [G] finite float32, in the order of `rollouts`.
+    """
+    for rollout, advantage in zip(rollouts, advantages_G, strict=True):
+        rollout.assign_advantages(float(advantage))
 
 
 def freeze(rollout: Rollout) -> None:
@@ -143,5 +157,5 @@ def freeze(rollout: Rollout) -> None:
     for sample in rollout.samples:
         for name in OPTIONAL_STREAMS:
             stream = getattr(sample, name)
-            if stream is not None:
+            if isinstance(stream, np.ndarray):
                 stream.flags.writeable = False

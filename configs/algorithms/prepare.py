@@ -1,0 +1,95 @@
+"""Make what the configurations of this folder need, into `models/algorithms/`: worked answers, a teacher, a start model that knows hints.
+
+Each is made once: what is there with the same settings is left alone. `python configs/algorithms/prepare.py [sums | teacher |
+hinted_start ...]`; without a name, all three. The models are relatives of the quickstart's start model (see
+`configs/quickstart/make_start_model.py`) and have its size; no question of the held-out split is in what they learn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from jaxrl.config.env import ReasoningGymEnvConfig
+from jaxrl.envs.build import build_environment
+
+ROOT = Path(__file__).parents[2]
+OUT = ROOT / "models" / "algorithms"
+MAKER = ROOT / "configs" / "quickstart" / "make_start_model.py"
+START_MODEL = ROOT / "configs" / "quickstart" / "start_model"
+
+TEACHER = {"steps": 500, "lr": 2e-3, "worked_share": 1.0, "max_terms": 5}
+"""The start model, trained further on answers that are all worked out, of 3 to 5 terms."""
+HINTED_START = {"steps": 700, "hinted_share": 0.4}
+"""As the start model, but in 40% of the single turns it was shown the worked answer first."""
+
+
+def make_sums(out: Path, console: Console) -> None:
+    """Write the questions of the quickstart with their answers and worked answers, held-out ones first."""
+    if out.is_file():
+        console.print(f"{out} is there already")
+        return
+    spec = importlib.util.spec_from_file_location("make_start_model", MAKER)
+    assert spec is not None and spec.loader is not None
+    maker = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(maker)
+    parameters = {"min_terms": 3, "max_terms": 4, "min_digits": 1, "max_digits": 1}
+    lines = []
+    # The same seeds as in the quickstart, so that the held-out questions are the same ones, in the same order.
+    for split, seed, num_tasks in (("heldout", 5_000_000, 8_000), ("train", 7_000_000, 20_000)):
+        config = ReasoningGymEnvConfig(dataset="chain_sum", parameters=parameters, num_tasks=num_tasks, seed=seed, split=split)
+        for task in build_environment(config).tasks():
+            demonstration = maker.worked(maker.expression_of(task["question"]))
+            lines.append(json.dumps({"question": task["question"], "answer": task["answer"], "demonstration": demonstration}))
+    part = out.with_suffix(".part")
+    part.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    part.replace(out)
+    console.print(f"{out}: {len(lines)} questions")
+
+
+def make_model(settings: dict[str, float], init: Path | None, out: Path, console: Console) -> None:
+    """Train a relative of the start model, unless one of these settings is there."""
+    measured = out / "measured.json"
+    if measured.is_file():
+        there = json.loads(measured.read_text(encoding="utf-8"))["settings"]
+        if settings.items() <= there.items():
+            console.print(f"{out} is there already")
+            return
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
+    options += [f"--init={init}"] if init else []
+    subprocess.run([sys.executable, str(MAKER), *options, f"--out={out}"], check=True)
+
+
+THINGS: dict[str, Callable[[Console], None]] = {
+    "sums": lambda console: make_sums(OUT / "sums.jsonl", console),
+    "teacher": lambda console: make_model(TEACHER, START_MODEL, OUT / "teacher", console),
+    "hinted_start": lambda console: make_model(HINTED_START, None, OUT / "hinted_start", console),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Make what is asked for."""
+    parser = argparse.ArgumentParser(description="Make what the algorithm configurations need.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"what to make, all by default: {', '.join(THINGS)}")
+    args = parser.parse_args(argv)
+    unknown = [name for name in args.names if name not in THINGS]
+    if unknown:
+        parser.error(f"unknown: {unknown[0]!r}; known: {', '.join(THINGS)}")
+    OUT.mkdir(parents=True, exist_ok=True)
+    console = Console(highlight=False, soft_wrap=True)
+    names = args.names or list(THINGS)
+    for number, name in enumerate(names, start=1):
+        console.print(f"{number}/{len(names)} {name}")
+        THINGS[name](console)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,109 @@
+"""What one environment's algorithm, token sampling and coefficients must be to each other, and what evaluation ignores.
+
+In: an environment and what it ends up with, its own settings or the inherited ones. Out: nothing, a warning, or a
+`ValueError`; each names the key to change, which is that of the section that the setting came from.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+from jaxrl.config.algorithm import AlgorithmBase
+from jaxrl.config.env import EnvBase, SamplingConfig, env_name
+
+UNUSED_IN_EVALUATION = ("algo", "coefficients", "ratio", "tasks")
+"""Settings of an environment that mean something in training only."""
+
+
+def key_of(index: int, env: EnvBase, section: str) -> str:
+    """Return where a training environment's section stands: `algo` and `sampling` may be its own or inherited.
+
+    Args:
+      index: the environment's place in the list.
+      env: the environment.
+      section: name of the field.
+    """
+    return f"orchestrator.{section}" if getattr(env, section) is None else f"orchestrator.train.env.{index}.{section}"
+
+
+def check_training_env(index: int, env: EnvBase, algo: AlgorithmBase, sampling: SamplingConfig, group_size: int) -> None:
+    """Check one training environment against what it is trained by.
+
+    Args:
+      index: its place in `orchestrator.train.env`.
+      env: its own settings.
+      algo: the algorithm that it ends up with.
+      sampling: the token sampling that it ends up with.
+      group_size: rollouts of one task.
+
+    Raises:
+      ValueError: its tokens could not be trained on, or none of them would be.
+    """
+    if algo.samples_from_live_policy:
+        _check_policy_sampling(index, env, sampling)
+    _check_coefficients(index, env, algo)
+    if not algo.samples_from_model and env.sampling is not None:
+        warnings.warn(
+            f"`{key_of(index, env, 'sampling')}` is not used: env {env_name(env)!r} takes its rollouts from demonstrations "
+            f"(`{key_of(index, env, 'algo')}.sampling.source`), so no token is sampled; leave it out",
+            stacklevel=2,
+        )
+    if "ref_kl" in algo.loss_types and sampling.temperature != 1:
+        warnings.warn(
+            f"`{key_of(index, env, 'sampling')}.temperature`={sampling.temperature:g}: `{algo.type}` compares logprobs of the teacher and "
+            f"the policy at temperature 1, but env {env_name(env)!r} samples at another one, so the policy that plays is not quite the "
+            "one that comes closer to the teacher; use 1",
+            stacklevel=2,
+        )
+    if group_size == 1 and algo.is_group_relative:
+        warnings.warn(
+            f"`orchestrator.group_size`=1: `{algo.type}` (`{key_of(index, env, 'algo')}.type`) compares the rollouts of a group, so every "
+            f"advantage of env {env_name(env)!r} will be 0 and nothing will be learned from it; use at least 2, or 'reinforce'",
+            stacklevel=2,
+        )
+
+
+def warn_of_unused(index: int, env: EnvBase) -> None:
+    """Warn of what an evaluation environment sets in vain: nothing is trained on it, and its tasks come in their order."""
+    for name in UNUSED_IN_EVALUATION:
+        if getattr(env, name) != type(env).model_fields[name].get_default():
+            warnings.warn(
+                f"`orchestrator.eval.env.{index}.{name}` is not used: it means something in training only, and env {env_name(env)!r} is "
+                "only measured; leave it out",
+                stacklevel=2,
+            )
+
+
+def _check_policy_sampling(index: int, env: EnvBase, sampling: SamplingConfig) -> None:
+    """Refuse token sampling whose logprobs the trainer cannot compute."""
+    key = key_of(index, env, "sampling")
+    cuts = [name for name in ("top_p", "top_k", "min_p") if getattr(sampling, name) != SamplingConfig.model_fields[name].default]
+    if cuts:
+        settings = ", ".join(f"`{key}.{name}`={getattr(sampling, name):g}" for name in cuts)
+        raise ValueError(
+            f"{settings}: env {env_name(env)!r} samples from the policy, and the engine's logprobs would be of a cut distribution that "
+            "the trainer does not compute; use top_p=1, top_k=0, min_p=0"
+        )
+    if sampling.temperature == 0:
+        raise ValueError(
+            f"`{key}.temperature`=0: env {env_name(env)!r} samples from the policy, and a greedy one has no logprob to learn from; use a "
+            "positive temperature"
+        )
+
+
+def _check_coefficients(index: int, env: EnvBase, algo: AlgorithmBase) -> None:
+    """Refuse coefficients that leave nothing to train on, and warn of those of components that the algorithm never feeds."""
+    key, fed = f"orchestrator.train.env.{index}.coefficients", algo.loss_types
+    if all(getattr(env.coefficients, name) == 0 for name in fed):
+        settings = ", ".join(f"`{key}.{name}`=0" for name in fed)
+        raise ValueError(
+            f"{settings}: `{algo.type}` feeds no other loss component, so nothing of env {env_name(env)!r} would be trained on; use a "
+            "positive coefficient, or measure it in `orchestrator.eval.env`"
+        )
+    for name, coefficient in env.coefficients:
+        if name not in fed and coefficient != 1:
+            warnings.warn(
+                f"`{key}.{name}`={coefficient:g} is not used: `{algo.type}`, the algorithm of env {env_name(env)!r}, feeds only "
+                f"{' and '.join(fed)}; leave it out",
+                stacklevel=2,
+            )

@@ -1,0 +1,151 @@
+"""What a worker process runs: one reward function, called for one reply after another, until it is killed.
+
+In, on standard input: frames of pickled requests, the first of which says what to import. Out, on standard output:
+frames of JSON, one a request, each a reward or words about what went wrong. Nothing of jaxrl is imported here, so the
+process starts at once and holds no device; pickles go to it and never come from it, because whatever ran in it may have
+written them. See `workers` for the other end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import faulthandler
+import importlib
+import inspect
+import json
+import math
+import numbers
+import os
+import pickle
+import queue
+import reprlib
+import signal
+import struct
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from typing import Any, BinaryIO
+
+LENGTH = struct.Struct(">I")
+"""What stands before a frame: the number of its bytes."""
+MAX_SHOWN_FRAMES = 3
+MAX_MESSAGE_CHARS = 2000
+
+
+def main() -> None:
+    """Serve requests until the other end closes its side, which also is what its death does."""
+    requests, answers, trace = os.fdopen(os.dup(0), "rb"), os.dup(1), os.dup(2)
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):  # what a reward function prints must not be taken for an answer, nor reach the terminal
+        os.dup2(nowhere, descriptor)
+    faulthandler.enable(trace)
+    inbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    threading.Thread(target=_receive, args=(requests, inbox), name="receive", daemon=True).start()
+    setup = pickle.loads(inbox.get())
+    _answer(answers, load(setup))
+    owner, score, deadline_s = os.getpid(), setup.get("function"), setup["deadline_s"]
+    while True:
+        spec, text = pickle.loads(inbox.get())
+        # Says where the function is when its time is up, even if it never lets another thread run, and ends the process:
+        # the other end would, but may be dead.
+        faulthandler.dump_traceback_later(deadline_s, exit=True, file=trace)
+        answer = call(score, spec, text, setup["kwargs"])
+        if os.getpid() != owner:  # the function forked, and this is the copy
+            os._exit(0)
+        faulthandler.cancel_dump_traceback_later()
+        _answer(answers, answer)
+
+
+def load(setup: dict[str, Any]) -> dict[str, Any]:
+    """Import the function that the setup names, into `setup["function"]`; return an answer with or without a failure."""
+    sys.path[:] = setup["path"]
+    module, _, name = setup["import_path"].partition(":")
+    try:
+        function = getattr(importlib.import_module(module), name)
+        if not callable(function):
+            raise TypeError(f"{name!r} is no function, it is {shown(function)}")
+        with contextlib.suppress(ValueError):  # some functions of C have no signature
+            inspect.signature(function).bind({}, "", **setup["kwargs"])
+    except BaseException as error:
+        return {"failure": told(error)}
+    setup["function"] = function
+    return {"reward": None}
+
+
+def call(function: Callable[..., Any], spec: Any, text: str, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Score one reply; return an answer.
+
+    Example:
+      >>> call(lambda spec, text: len(text), {}, "four", {})
+      {'reward': 4.0}
+      >>> call(lambda spec, text: text, {}, "four", {})
+      {'failure': "returned 'four' (str); expected a finite number, or None for a reply that it cannot score"}
+    """
+    try:
+        value = function(spec, text, **kwargs)
+        if inspect.iscoroutine(value):
+            value = asyncio.run(value)
+        number = None if value is None else finite(value)
+        if value is not None and number is None:
+            return {"failure": f"returned {shown(value)}; expected a finite number, or None for a reply that it cannot score"}
+    except BaseException as error:
+        return {"failure": f"raised {told(error)}"}
+    return {"reward": number}
+
+
+def finite(value: object) -> float | None:
+    """Return a real finite number as a float, and None for anything else; a bool is no number here."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return None
+    try:
+        number = float(value)
+    except (OverflowError, ValueError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+def shown(value: object) -> str:
+    """Return a value in few words, whatever its own way to show itself does."""
+    try:
+        words = reprlib.repr(value)
+    except BaseException as error:
+        words = f"a value that cannot be shown ({type(error).__name__})"
+    return f"{words[:200]} ({type(value).__name__})"
+
+
+def told(error: BaseException) -> str:
+    """Return an exception with the innermost lines that it passed through, without those of this file."""
+    try:
+        words = f"{type(error).__name__}: {error}"
+    except BaseException:
+        words = type(error).__name__
+    with contextlib.suppress(Exception):
+        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename not in (__file__, importlib.__file__)]
+        frames = [frame for frame in frames if not frame.filename.startswith("<frozen importlib")]
+        places = [f"{frame.filename}, line {frame.lineno}, in {frame.name}: {frame.line}" for frame in frames[-MAX_SHOWN_FRAMES:]]
+        words = "\n  ".join([words[:MAX_MESSAGE_CHARS], *places])
+    return words[: 2 * MAX_MESSAGE_CHARS]
+
+
+def _receive(requests: BinaryIO, inbox: queue.SimpleQueue[bytes]) -> None:
+    """Pass requests on; when there can be no more, end the process with everything that was started in it."""
+    with contextlib.suppress(OSError, struct.error):
+        while True:
+            size = LENGTH.unpack(requests.read(LENGTH.size))[0]
+            inbox.put(requests.read(size))
+    if os.getpgrp() == os.getpid():
+        os.killpg(os.getpid(), signal.SIGKILL)
+    os._exit(1)
+
+
+def _answer(answers: int, answer: dict[str, Any]) -> None:
+    body = json.dumps(answer).encode()
+    frame = memoryview(LENGTH.pack(len(body)) + body)
+    while frame:
+        frame = frame[os.write(answers, frame) :]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""Questions from a JSONL file: one JSON object a line, with a question, its answer and, if there is one, a reply to learn from.
+
+In: a file and the names of its columns. Out: a single-turn environment whose specs hold the row: `question`, `answer`,
+`demonstration` and `difficulty` under these names, every other column under its own, so that a reward function finds
+what it needs. Only the question is ever shown to the policy. The file is read once, when the environment is built.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from jaxrl.config.env import QuestionsEnvConfig, env_name
+from jaxrl.config.reward import PythonRewardConfig
+from jaxrl.envs.answers import exact_match
+from jaxrl.envs.base import TaskSpec
+from jaxrl.envs.single_turn import SingleTurnEnvironment
+from jaxrl.envs.splits import question_id, split_of
+from jaxrl.errors import ConfigError
+
+
+def questions_environment(config: QuestionsEnvConfig) -> SingleTurnEnvironment:
+    """Read the file, keep the questions of the split, and build the environment.
+
+    Raises:
+      ConfigError: the file cannot be read, a row is not what it should be (file and line are named), two rows have one
+        name, or the split is empty.
+    """
+    where = f"env {env_name(config)!r}: `path`={config.path!r}"
+    specs: list[TaskSpec] = []
+    line_of_id: dict[str, int] = {}
+    for number, row in _rows(config, where):
+        spec = _spec(row, config, f"{where}, line {number}")
+        if (first := line_of_id.setdefault(spec["id"], number)) != number:
+            raise ConfigError(f"{where}: lines {first} and {number} {_same(spec, row, config)}")
+        if config.split in ("all", split_of(spec["question"], config.heldout_frac)):
+            specs.append(spec)
+    if not specs:
+        reason = f"none of its {len(line_of_id)} questions is in split {config.split!r} with `heldout_frac`={config.heldout_frac}"
+        raise ConfigError(f"{where}: {reason if line_of_id else 'the file has no rows'}")
+    return SingleTurnEnvironment(
+        env_name(config),
+        specs,
+        prompt=lambda spec: spec["question"],
+        score=exact_match,
+        system_prompt=config.system_prompt,
+        examples=config.examples,
+        require_stop=config.require_stop and config.reward is None,
+        demonstration=lambda spec: spec.get("demonstration"),
+    )
+
+
+def _rows(config: QuestionsEnvConfig, where: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield (line number from 1, row); blank lines are none."""
+    try:
+        # Python's text files break lines at line ends alone, unlike `str.splitlines`, which also would inside of texts.
+        with Path(config.path).open(encoding="utf-8-sig") as lines:
+            for number, line in enumerate(lines, start=1):
+                if line.strip():
+                    yield number, _row(line, f"{where}, line {number}")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{where}: cannot read the file: {error}; it must be text in UTF-8, one JSON object a line") from error
+
+
+def _row(line: str, where: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        example = '{"question": "2 + 2 =", "answer": "4"}'
+        raise ConfigError(f"{where}: not JSON ({error}); expected one object a line, such as {example}") from None
+    if not isinstance(row, dict):
+        raise ConfigError(f"{where}: expected a JSON object, got {_shown(row)}")
+    return row
+
+
+def _refuse_constant(word: str) -> None:
+    raise ValueError(f"{word} is no JSON number")
+
+
+def _spec(row: dict[str, Any], config: QuestionsEnvConfig, where: str) -> TaskSpec:
+    columns = {name: getattr(config, f"{name}_key") for name in ("id", "question", "answer", "demonstration", "difficulty")}
+    known = {name: _text(row, name, key, where) for name, key in columns.items()}
+    if not (known["question"] or "").strip():
+        raise ConfigError(f"{where}: no question under {columns['question']!r} (`question_key`); the row has {sorted(row)}")
+    if known["answer"] is None and not isinstance(config.reward, PythonRewardConfig):
+        raise ConfigError(
+            f"{where}: no answer under {columns['answer']!r} (`answer_key`); the row has {sorted(row)}. Only a `reward` of type 'python' "
+            "can do without"
+        )
+    rest = {key: value for key, value in row.items() if key not in columns.values()}
+    if clash := sorted(rest.keys() & known.keys()):
+        name = clash[0]
+        raise ConfigError(
+            f"{where}: besides `{name}_key`={columns[name]!r} there is a column {name!r}, for which specs have no name left; rename it"
+        )
+    known["id"] = known["id"] or question_id(str(known["question"]))
+    return {name: value for name, value in known.items() if value is not None} | rest
+
+
+def _text(row: dict[str, Any], name: str, key: str, where: str) -> str | None:
+    """Return a text of the row, None if there is none; a number stands for the text that it is written as."""
+    value = row.get(key)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return json.dumps(value)
+    if value is not None and not isinstance(value, str):
+        raise ConfigError(f"{where}: expected text or a number under {key!r} (`{name}_key`), got {_shown(value)}")
+    try:
+        (value or "").encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{where}: what is under {key!r} (`{name}_key`) is no Unicode text: {error}") from error
+    return value
+
+
+def _same(spec: TaskSpec, row: dict[str, Any], config: QuestionsEnvConfig) -> str:
+    if row.get(config.id_key) is not None:
+        return f"have one name under {config.id_key!r} (`id_key`): {spec['id']!r}; give each row its own"
+    return f"ask one question: {spec['question'][:80]!r}; remove one of them, or name both under {config.id_key!r} (`id_key`)"
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return f"{text[:60]}{'...' if len(text) > 60 else ''} ({type(value).__name__})"

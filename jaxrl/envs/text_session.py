@@ -1,0 +1,169 @@
+"""One rollout's conversation with somebody who writes words, which are then encoded with the policy's tokenizer.
+
+Two write words: the environment itself, whose reference reply to a task is a demonstration, and a frozen model of another
+vocabulary, whose tokens mean nothing to the policy. Either way the rollout holds the tokens that the policy would have to write
+to say the same, its stop id included, without logprobs and versions. How the words are encoded is the same as for a prompt, except
+that the reply is encoded on its own: it begins where the policy's own would.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from jaxrl.config.env import SamplingConfig
+from jaxrl.envs.base import Message, Reply
+from jaxrl.envs.session import request_name, token_sampling
+from jaxrl.envs.transcript import Transcript, Window, Writer, Written
+from jaxrl.errors import EnvError
+from jaxrl.inference.endpoint import ChatReply, ChatRequest, FinishReason
+from jaxrl.inference.rendering import Renderer
+from jaxrl.types import Rollout
+
+
+class TextSource(Protocol):
+    """Somebody who writes words."""
+
+    async def write(self, messages: Sequence[Message], room: int) -> ChatReply:
+        """Return the reply to a conversation.
+
+        Args:
+          messages: the whole conversation, earlier replies included.
+          room: how many of the policy's tokens the reply may have.
+
+        Raises:
+          JaxrlError: there is none.
+        """
+        ...
+
+
+class ChatPool(Protocol):
+    """A model that talks in words."""
+
+    async def chat(self, request: ChatRequest) -> ChatReply:
+        """Continue a conversation; see `FrozenPool.chat` for what it raises."""
+        ...
+
+
+class Demonstration:
+    """The environment's own reference reply to the task of one rollout: said once, since there is no second one.
+
+    Args:
+      rollout: whose task is demonstrated.
+      demonstration: task spec -> the reply; None if the environment has none.
+    """
+
+    def __init__(self, rollout: Rollout, demonstration: Callable[[dict], str | None]) -> None:
+        self._rollout = rollout
+        self._demonstration = demonstration
+
+    async def write(self, messages: Sequence[Message], room: int) -> ChatReply:
+        """Return the demonstration.
+
+        Raises:
+          EnvError: the environment has none for the task, or asked a second time.
+        """
+        del messages, room
+        where = f"env {self._rollout.env_name!r}, task {self._rollout.task.id!r}"
+        if self._rollout.num_turns:
+            raise EnvError(
+                f"{where}: asked for turn {self._rollout.num_turns + 1}, but a demonstration is one reply; "
+                "`sampling.source`='demonstrations' is for environments of one turn"
+            )
+        text = self._demonstration(self._rollout.task.spec)
+        if not isinstance(text, str):
+            raise EnvError(
+                f"{where}: the environment has no demonstration for this task (`demonstration` returned {text!r}, expected a text); leave "
+                "such tasks out, or use a frozen model as `sampling.source`"
+            )
+        return ChatReply(text, is_stopped=True)
+
+
+class ForeignModel:
+    """A frozen model of another vocabulary.
+
+    Args:
+      pool: the model.
+      rollout: its draw index and member are part of every seed.
+      sampling: how tokens are sampled, the same in every turn; `max_tokens` counts the model's own.
+      run_seed: `run.seed`.
+    """
+
+    def __init__(self, pool: ChatPool, rollout: Rollout, sampling: SamplingConfig, *, run_seed: int) -> None:
+        self._pool = pool
+        self._rollout = rollout
+        self._sampling = sampling
+        self._run_seed = run_seed
+
+    async def write(self, messages: Sequence[Message], room: int) -> ChatReply:
+        """Ask the model; raises what its pool raises."""
+        rollout = self._rollout
+        sampling = token_sampling(self._sampling, rollout, run_seed=self._run_seed, seed_scope=rollout.env_name, room=room)
+        return await self._pool.chat(ChatRequest(request_name(rollout), tuple(messages), sampling))
+
+
+class TextSession:
+    """The session of one rollout.
+
+    Args:
+      source: who writes.
+      renderer: messages to ids and back, with the policy's tokenizer.
+      rollout: where nodes are recorded.
+      window: what prompt and reply may have together.
+      writer: who writes, for the record.
+      stop: strings that end a reply, if the source was told of them.
+      may_cut: a reply that is too long for the window is cut there, as the token limit would; otherwise it is an error.
+    """
+
+    def __init__(
+        self,
+        source: TextSource,
+        renderer: Renderer,
+        rollout: Rollout,
+        *,
+        window: Window,
+        writer: Writer,
+        stop: Sequence[str] = (),
+        may_cut: bool = False,
+    ) -> None:
+        self._source = source
+        self._renderer = renderer
+        self._transcript = Transcript(renderer, rollout, window=window, writer=writer, stop=stop)
+        self._may_cut = may_cut
+
+    async def ask(self, messages: Sequence[Message]) -> Reply:
+        """Append messages to the conversation, get the reply in words, and record the tokens that the policy would write it with.
+
+        Raises:
+          EnvError: the messages cannot be rendered, or the reply holds the text of a token that ends a reply, or does not fit.
+          PromptTooLongError: the prompt leaves no room for one token of reply.
+          JaxrlError: whatever the source raised.
+        """
+        turn, room = await self._transcript.open_turn(messages)
+        reply = await self._source.write(turn.messages, room)
+        token_ids = await asyncio.to_thread(self._encode, reply)
+        finish_reason = FinishReason.STOP if reply.is_stopped else FinishReason.LENGTH
+        if len(token_ids) > room:
+            if not self._may_cut:
+                raise EnvError(
+                    f"{self._transcript.where}: the reply has {len(token_ids)} tokens of the policy, and its prompt leaves room for {room}; "
+                    "raise `inference.max_model_len` and `trainer.row_length`, or leave such tasks out"
+                )
+            token_ids, finish_reason = token_ids[:room], FinishReason.LENGTH
+        return await self._transcript.close_turn(turn, Written(token_ids, finish_reason))
+
+    def _encode(self, reply: ChatReply) -> np.ndarray:
+        """Return [N] int32: the words, and the id that ends a turn if the reply ended by itself."""
+        token_ids = self._renderer.encode(reply.text, add_special_tokens=False)
+        if np.isin(token_ids, self._renderer.stop_ids).any():
+            token_id = next(int(i) for i in token_ids if i in self._renderer.stop_ids)
+            raise EnvError(
+                f"{self._transcript.where}: the reply holds {self._renderer.decode([token_id])!r}, which ends a reply of the policy; "
+                "nothing can follow it"
+            )
+        if not reply.is_stopped or reply.stop_string:
+            return token_ids
+        return np.append(token_ids, np.int32(self._renderer.turn_end_id)).astype(np.int32)

@@ -1,0 +1,102 @@
+"""Opens and closes what the environments of a run connect to: frozen models that play or judge.
+
+In: the environments. Out: all of them set up, before the first rollout, or none; in the end every pool that they took on closed.
+The policy's pool is nobody's here: it belongs to whoever started the run.
+
+    who waits      for what                                            unblocked by            bounded by
+    the set-up     every sampler and every algorithm, all at once      the models' servers     its deadline; the run being stopped
+    the close      every pool, all at once                             the pools               `CLOSE_DEADLINE_S` for each
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+
+from jaxrl.blame import failing_in
+from jaxrl.errors import DeadlineError
+from jaxrl.orchestrator.algo import Algorithm
+from jaxrl.orchestrator.ports import ConnectedPool
+from jaxrl.orchestrator.sampler import Sampler, TrainEnv
+
+logger = logging.getLogger(__name__)
+
+LOOK_S = 0.5
+"""Between two looks at who is still being waited for, and whether the run is to stop."""
+CLOSE_DEADLINE_S = 10.0
+"""How long a pool may take to close."""
+
+
+async def set_up(
+    envs: Sequence[TrainEnv], *, deadline_s: float, show: Callable[[str], None], is_stopping: Callable[[], bool]
+) -> None:
+    """Set every sampler and every algorithm up at once; the first failure cancels the others.
+
+    Returns early, with what was not ready cancelled, if the run is to stop.
+
+    Args:
+      envs: the environments.
+      deadline_s: `orchestrator.wait_deadline_s`, for all of them together.
+      show: called with whom is being waited for, and with the empty string once nobody is.
+      is_stopping: asked now and then.
+
+    Raises:
+      DeadlineError: not everything was ready in time; says what was not.
+      ExceptionGroup: what failed, the first failure first.
+    """
+    timer = asyncio.timeout(deadline_s)
+    pending: dict[asyncio.Task[None], tuple[str, Sampler | Algorithm]] = {}
+    try:
+        async with timer, asyncio.TaskGroup() as group:
+            for env in envs:
+                for part in (env.sampler, env.algorithm):
+                    task = group.create_task(_set_up_part(env.name, part), name=f"set-up of env {env.name!r}")
+                    pending[task] = env.name, part
+            while pending:
+                done, _ = await asyncio.wait(pending, timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    del pending[task]
+                if pending and is_stopping():
+                    for task in pending:
+                        task.cancel()
+                    break
+                if pending and not done:
+                    show(f"waiting for {_names(pending.values())}")
+    except TimeoutError as error:
+        if not timer.expired():
+            raise
+        names = _names(pending.values())
+        raise DeadlineError(
+            f"the environments were not set up within {deadline_s:g} s (`orchestrator.wait_deadline_s`): still waiting for {names}"
+        ) from error
+    finally:
+        show("")
+
+
+async def close_all(envs: Sequence[TrainEnv]) -> None:
+    """Close every pool that a sampler or an algorithm took on; one that fails to close is logged and keeps no other open."""
+    pools: list[ConnectedPool] = []
+    for env in envs:
+        pools += [*env.sampler.connected_pools, *env.algorithm.connected_pools]
+    await asyncio.gather(*map(_close, pools))
+
+
+async def _set_up_part(env_name: str, part: Sampler | Algorithm) -> None:
+    with failing_in(f"environment {env_name!r}"):
+        await part.setup()
+
+
+async def _close(pool: ConnectedPool) -> None:
+    try:
+        async with asyncio.timeout(CLOSE_DEADLINE_S):
+            await pool.close()
+    except Exception as error:
+        late = f"it took more than {CLOSE_DEADLINE_S:g} s" if isinstance(error, TimeoutError) else f"{type(error).__name__}: {error}"
+        logger.warning("%s did not close: %s", pool, late)
+
+
+def _names(waiting: Iterable[tuple[str, Sampler | Algorithm]]) -> str:
+    """Name the models that are being connected, or else the environment."""
+    names = [", ".join(map(str, part.connected_pools)) or f"env {env_name!r}" for env_name, part in waiting]
+    return "; ".join(dict.fromkeys(names))

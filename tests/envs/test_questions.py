@@ -1,0 +1,118 @@
+"""Questions from a file of the user's: which there are, what is shown of them, and what is refused by file and line."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from jaxrl.config.env import QuestionsEnvConfig
+from jaxrl.config.reward import PythonRewardConfig
+from jaxrl.envs.build import build_environment, require_disjoint_questions
+from jaxrl.envs.play import play_rollout
+from jaxrl.envs.questions import questions_environment
+from jaxrl.envs.splits import split_of
+from jaxrl.errors import ConfigError
+from tests.envs.policies import make_rollout, open_session, saying
+
+ROW = {"question": "2 + 2 =", "answer": "4"}
+
+
+def file_of(folder: Path, *rows: dict | str) -> str:
+    """Write a file of the rows, and of texts as they are, and return its path."""
+    path = folder / "questions.jsonl"
+    path.write_text("".join(row if isinstance(row, str) else json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    return str(path)
+
+
+def questions(folder: Path, *rows: dict | str, **options) -> QuestionsEnvConfig:  # type: ignore[no-untyped-def]
+    return QuestionsEnvConfig(**({"path": file_of(folder, *rows), "split": "all"} | options))
+
+
+async def test_the_question_alone_is_asked_and_the_reply_is_compared_with_the_answer(tmp_path: Path) -> None:
+    env = build_environment(questions(tmp_path, ROW | {"demonstration": "<think>two and two</think>4", "hint": "even"}, name="sums"))
+    [spec] = env.tasks()
+    rewards = []
+    for reply in ("<think>hm</think>4", "4", "5", env.demonstration(spec)):
+        rollout = make_rollout(spec)
+        await play_rollout(env, rollout, open_session(saying(reply), rollout), 10.0)
+        assert rollout.failure is None and [m["content"] for m in rollout.messages()] == ["2 + 2 =", reply]
+        rewards.append(rollout.reward)
+    assert env.name == "sums" and rewards == [1.0, 1.0, 0.0, 1.0]
+
+
+def test_rows_become_specs_with_the_columns_under_fixed_names_and_the_others_under_their_own(tmp_path: Path) -> None:
+    row = {"problem": "1 + 1 =", "solution": 2, "worked": "1, 2", "key": 7, "level": 3, "tests": [[1, 2]]}
+    keys = {"question_key": "problem", "answer_key": "solution", "demonstration_key": "worked", "id_key": "key", "difficulty_key": "level"}
+    env = questions_environment(questions(tmp_path, "\ufeff", row, "\n", "  \n", **keys))
+    named = {"id": "7", "question": "1 + 1 =", "answer": "2", "demonstration": "1, 2", "difficulty": "3"}
+    assert env.tasks() == [named | {"tests": [[1, 2]]}]
+
+
+def test_a_row_has_a_demonstration_only_if_it_says_so_or_its_answer_is_one(tmp_path: Path) -> None:
+    plain, own = questions(tmp_path, ROW), questions(tmp_path, ROW, demonstration_key="answer")
+    for config, expected in ((plain, None), (own, "4")):
+        env = questions_environment(config)
+        assert env.demonstration(env.tasks()[0]) == expected and env.tasks()[0]["answer"] == "4"
+
+
+def test_rows_without_a_name_are_named_by_their_question_and_texts_may_hold_line_separators(tmp_path: Path) -> None:
+    rows = [{"question": f"say {c!r}: {c}", "answer": c} for c in ("\u2028", "\x85", "\x0c", "ü")]
+    specs = questions_environment(questions(tmp_path, *rows)).tasks()
+    again = questions_environment(questions(tmp_path, *reversed(rows))).tasks()
+    assert [spec["answer"] for spec in specs] == ["\u2028", "\x85", "\x0c", "ü"]
+    assert [spec["id"] for spec in specs] == [spec["id"] for spec in reversed(again)] and len({spec["id"] for spec in specs}) == 4
+
+
+def test_train_and_heldout_part_the_questions_by_their_text_as_other_environments_do(tmp_path: Path) -> None:
+    rows = [{"question": f"{i} + 1 =", "answer": i + 1} for i in range(200)]
+    train, heldout = (questions_environment(questions(tmp_path, *rows, split=split, heldout_frac=0.25)) for split in ("train", "heldout"))
+    assert {spec["question"] for spec in heldout.tasks()} == {row["question"] for row in rows if split_of(row["question"], 0.25) == "heldout"}
+    assert len(train.tasks()) + len(heldout.tasks()) == 200 and 25 < len(heldout.tasks()) < 75
+    require_disjoint_questions([train], [heldout])
+    with pytest.raises(ConfigError, match=r"none of its 200 questions is in split 'heldout' with `heldout_frac`=0.0"):
+        questions_environment(questions(tmp_path, *rows, split="heldout", heldout_frac=0.0))
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([], "the file has no rows"),
+        ([ROW, "\n", '{"question": "a"\n'], r"line 3: not JSON \(Expecting .*expected one object a line"),
+        ([ROW, '{"question": "a", "answer": NaN}\n'], "line 2: not JSON .NaN is no JSON number"),
+        ([ROW, '["a", "4"]\n'], r'line 2: expected a JSON object, got \["a", "4"\] \(list\)'),
+        ([ROW, {"prompt": "a", "answer": "4"}], r"line 2: no question under 'question' \(`question_key`\); the row has \['answer', 'prompt'\]"),
+        ([ROW, {"question": "  ", "answer": "4"}], "line 2: no question under 'question'"),
+        ([{"question": "a", "solution": "4"}], r"line 1: no answer under 'answer' \(`answer_key`\)"),
+        ([{"question": ["a"], "answer": "4"}], r'line 1: expected text or a number under .question. \(`question_key`\), got \["a"\] \(list\)'),
+        ([{"question": "a", "answer": True}], r"line 1: expected text or a number under 'answer' .*got true \(bool\)"),
+        (['{"question": "\\ud800", "answer": "4"}\n'], "line 1: what is under 'question' .*no Unicode text"),
+        ([ROW, ROW | {"answer": "5"}], r"lines 1 and 2 ask one question: '2 \+ 2 ='; remove one of them, or name both under 'id'"),
+        ([ROW | {"id": 1}, {"question": "b", "answer": "b", "id": "1"}], "lines 1 and 2 have one name under 'id' .*'1'"),
+    ],
+)
+def test_a_bad_row_is_named_by_file_and_line(tmp_path: Path, rows: list, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        questions_environment(questions(tmp_path, *rows))
+    assert "questions.jsonl" in str(caught.value) and "env 'questions'" in str(caught.value)
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="No such file"):
+        questions_environment(QuestionsEnvConfig(path=str(tmp_path / "none.jsonl")))
+    (tmp_path / "latin.jsonl").write_bytes('{"question": "grün", "answer": "a"}\n'.encode("latin-1"))
+    with pytest.raises(ConfigError, match=r"cannot read the file: .*it must be text in UTF-8"):
+        questions_environment(QuestionsEnvConfig(path=str(tmp_path / "latin.jsonl")))
+
+
+def test_two_rows_with_names_of_their_own_may_ask_one_question(tmp_path: Path) -> None:
+    assert len(questions_environment(questions(tmp_path, ROW | {"id": "a"}, ROW | {"id": "b"})).tasks()) == 2
+
+
+def test_a_column_that_would_take_a_fixed_name_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="line 1: besides `answer_key`='solution' there is a column 'answer'"):
+        questions_environment(questions(tmp_path, ROW | {"solution": "4"}, answer_key="solution"))
+
+
+def test_only_a_reward_of_the_users_own_does_without_answers(tmp_path: Path) -> None:
+    reward = PythonRewardConfig(import_path="math:hypot")
+    assert questions_environment(questions(tmp_path, {"question": "write a poem"}, reward=reward)).tasks()[0].keys() == {"id", "question"}
