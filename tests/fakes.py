@@ -187,6 +187,9 @@ class ToyEnv:
         """Return the tasks in order."""
         return self._tasks
 
+    def close(self) -> None:
+        """Do nothing: there is nothing to give back."""
+
     async def play(self, spec: TaskSpec, session: Session) -> Outcome:
         """Ask `num_turns` times and score the last reply."""
         if self.before_play is not None:
@@ -239,6 +242,8 @@ class FakeTrainer:
     ) -> None:
         self.batches: list[TrainBatch] = []
         self.failure: BaseException | None = None
+        self.token_logprobs: Callable[[TrainBatch], list[np.ndarray]] | None = None
+        """Gives the trainer's logprobs of the packed samples of a batch; None reports none."""
         self._channel = channel
         self._step_s = step_s
         self._on_applied = on_applied
@@ -271,7 +276,10 @@ class FakeTrainer:
         if self._on_applied is not None:
             self._on_applied(batch.step)
         metrics = {"loss/total": 0.5, "time/train_s": self._step_s}
-        self._channel.report(StepReport(step=batch.step, version=batch.step, skipped=False, metrics=metrics))
+        logprobs = None if self.token_logprobs is None else self.token_logprobs(batch)
+        self._channel.report(
+            StepReport(step=batch.step, version=batch.step, skipped=False, metrics=metrics, token_logprobs=logprobs)
+        )
 
 
 class FakeClock:

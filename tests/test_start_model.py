@@ -1,5 +1,6 @@
 """The quickstart's starting model: small enough to ship, and made of documents with no wrong answer under the loss."""
 
+import hashlib
 import importlib.util
 import json
 import random
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from jaxrl.config.algorithm import DEFAULT_HINT
 from jaxrl.config.env import ReasoningGymEnvConfig
 from jaxrl.envs.build import build_environment
 from jaxrl.inference.rendering import Renderer
@@ -69,3 +71,20 @@ def test_what_ships_is_at_most_4_mb_and_renders_every_special_token_as_one(docum
         assert len(renderer._tokenizer.encode(special, add_special_tokens=False)) == 1
     measured = json.loads((FOLDER / "start_model" / "measured.json").read_text())["heldout"]
     assert 0.65 <= measured["worked_accuracy"] <= 0.75
+
+
+def test_a_hinted_document_shows_the_worked_answer_as_opsd_would_and_trains_only_the_reply() -> None:
+    question = "State the final answer to the following arithmetic problem: 8 + 3 - 1 ="
+    worked = "<think>8+3=11\n11-1=10</think>10"
+    rng = random.Random(0)
+    documents = [maker.document(question, "10", rng, 0.0, 1.0) for _ in range(50)]
+    hinted = [doc for doc in documents if DEFAULT_HINT.format(demonstration=worked) in doc[1][0]]
+    assert len(hinted) > 25
+    assert all([text for text, is_trained in doc if is_trained] == [f"{worked}<|im_end|>"] for doc in hinted)
+    assert all(doc[3:5] == [("<|im_start|>user\n", False), (f"{question}<|im_end|>", False)] for doc in hinted)
+
+
+def test_the_options_of_its_relatives_leave_the_start_models_documents_as_they_were(documents) -> None:
+    """The hash is of the documents that the committed start model was made of."""
+    text = json.dumps([document for _, document in documents])
+    assert hashlib.sha256(text.encode()).hexdigest()[:16] == "cb15f1d177e74f19"

@@ -36,8 +36,8 @@ class AlgorithmSamplingConfig(Section):
     """Where an algorithm's rollouts come from."""
 
     source: Source = "policy"
-    """`policy`: the model that is trained. `demonstrations`: the environment's own reference answers, no model. Or a table that
-    names a frozen model: `name`, `base_url`."""
+    """`policy`: the model that is trained; every algorithm but `sft` needs it. `demonstrations`: the environment's own reference
+    answers, no model. Or a table that names a frozen model: `name`, `base_url`."""
 
 
 class AlgorithmBase(Section):
@@ -176,7 +176,7 @@ class OPSDConfig(AlgorithmBase):
     """On-policy self-distillation: the teacher is the policy itself, shown a demonstration first."""
 
     type: Literal["opsd"] = "opsd"
-    """Which algorithm. `opsd`: as `opd`, but the teacher is the policy itself, which sees a demonstration before the question."""
+    """Which algorithm. `opsd`: the policy plays, and each of its tokens moves towards what itself says of it after a demonstration."""
     demo_key: str = Field(default="demonstration", min_length=1)
     """Where the demonstration is: a key of what the rollout's environment told (`info`), else of the task; for the default,
     else the environment's own reference answer."""
@@ -228,8 +228,8 @@ class CoefficientsConfig(Section):
     """
 
     rl: float = Field(default=1.0, ge=0, allow_inf_nan=False)
-    """Coefficient of the policy gradient."""
+    """Coefficient of the policy gradient; 0 takes its tokens out."""
     ce: float = Field(default=1.0, ge=0, allow_inf_nan=False)
-    """Coefficient of the cross-entropy."""
+    """Coefficient of the cross-entropy; 0 takes its tokens out."""
     ref_kl: float = Field(default=1.0, ge=0, allow_inf_nan=False)
-    """Coefficient of the divergence from a reference."""
+    """Coefficient of the divergence from a reference; 0 takes its tokens out."""

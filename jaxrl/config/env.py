@@ -96,7 +96,10 @@ class EnvBase(Section):
     reward: RewardConfig | None = None
     """What scores a reply in place of the environment's own scorer; null keeps that one."""
     reward_deadline_s: float = Field(default=30.0, gt=0)
-    """A scorer that runs in a worker process is killed after this many seconds; the reward is then missing, not 0."""
+    """A scorer that runs in a worker process is killed after this many seconds; the reward is then missing, not 0. Waiting for a
+    free process does not count."""
+    reward_workers: int = Field(default=2, ge=1)
+    """Worker processes that score replies at the same time; each is started when a reply finds the others busy."""
     algo: AlgorithmConfig | None = None
     """This environment's algorithm; null inherits `orchestrator.algo` whole."""
     coefficients: CoefficientsConfig = CoefficientsConfig()
@@ -138,10 +141,16 @@ class ReasoningGymEnvConfig(EnvBase):
     """Share of distinct question texts that belong to `heldout`."""
     scorer: Literal["exact_match", "dataset"] = "exact_match"
     """`exact_match` gives 1 for exactly the answer and else 0; `dataset` is the dataset's own scorer, which may give
-    part credit. Note: some datasets' scorers evaluate the reply as an expression, in this process; a policy that you do
-    not trust can then run code or stall the run."""
+    part credit. Note: some datasets' scorers evaluate the reply as an expression, so a policy may run code in the worker
+    process in which they are called."""
     require_stop: bool = True
-    """Under `exact_match`, a reply that was cut by the token limit is worth 0 whatever it holds."""
+    """A reply that was cut by the token limit is worth 0 whatever it holds; the scorer `dataset` judges it all the same."""
+
+    @model_validator(mode="after")
+    def _has_one_scorer(self) -> ReasoningGymEnvConfig:
+        if self.reward is not None and self.scorer != "exact_match":
+            raise ValueError(f"`reward` takes the place of `scorer`={self.scorer!r}; leave one of them out")
+        return self
 
 
 class QuestionsEnvConfig(EnvBase):
@@ -166,7 +175,7 @@ class QuestionsEnvConfig(EnvBase):
     heldout_frac: float = Field(default=0.1, ge=0, lt=1)
     """Share of distinct question texts that belong to `heldout`."""
     require_stop: bool = True
-    """A reply that was cut by the token limit is worth 0 whatever it holds; under a `reward` of yours, that one decides."""
+    """A reply that was cut by the token limit is worth 0 whatever it holds."""
 
 
 class ReverseTextEnvConfig(EnvBase):

@@ -28,6 +28,9 @@ class PythonRewardConfig(Section):
     """`package.module:function`, importable from where the run is started; refused if `run.allow_import_paths` is false."""
     kwargs: dict[str, Any] = {}
     """Keyword arguments of every call."""
+    env_vars: list[str] = []
+    """Environment variables that the function may see though they look like secrets, such as a judge's API key; its
+    process gets no others that do."""
 
 
 RewardConfig = Annotated[MathVerifyRewardConfig | PythonRewardConfig, Field(discriminator="type")]

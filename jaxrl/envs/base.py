@@ -75,3 +75,7 @@ class Environment(Protocol):
     def demonstration(self, spec: TaskSpec) -> str | None:
         """Return the environment's own reference reply to a task, as the policy should write it; None if there is none."""
         ...
+
+    def close(self) -> None:
+        """Give back what playing took, such as processes. May be called twice; nothing is played afterwards."""
+        ...

@@ -1,7 +1,8 @@
 """From an environment's config to the environment, and the check that evaluation questions are never trained on.
 
 In: one `[[orchestrator.*.env]]` table. Out: an object with `tasks()` and `play()`. To add an environment, add its
-config class to `jaxrl.config.env` and a case here; nothing else in the system knows the types.
+config class to `jaxrl.config.env` and a case here; nothing else in the system knows the types. A `reward` takes the place
+of any environment's own scorer here, so that no environment has to think of it.
 """
 
 from __future__ import annotations
@@ -12,20 +13,33 @@ from collections.abc import Sequence
 
 from jaxrl.config.env import EnvConfig, QuestionsEnvConfig, ReasoningGymEnvConfig, ReverseTextEnvConfig
 from jaxrl.envs.base import Environment
+from jaxrl.envs.grading.scorer import reward_scorer
 from jaxrl.envs.questions import questions_environment
 from jaxrl.envs.reasoning_gym import reasoning_gym_environment
 from jaxrl.envs.reverse_text import reverse_text
+from jaxrl.envs.single_turn import SingleTurnEnvironment
 from jaxrl.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
 
 def build_environment(config: EnvConfig) -> Environment:
-    """Build the environment that a config describes.
+    """Build the environment that a config describes, with the reward that it asks for.
 
     Raises:
-      ConfigError: a setting that only the environment itself can judge is wrong, or a package that it needs is missing.
+      ConfigError: a setting that only the environment itself can judge is wrong, a package that it needs is missing, or the
+        reward function cannot be used.
     """
+    environment = _build(config)
+    if config.reward is None:
+        return environment
+    if not isinstance(environment, SingleTurnEnvironment):
+        raise ConfigError(f"env {environment.name!r}: `reward` scores one reply, and an environment of type {config.type!r} has many")
+    scorer = reward_scorer(config, config.reward)
+    return environment.scored_by(scorer.score, scorer.close)
+
+
+def _build(config: EnvConfig) -> Environment:
     match config:
         case ReasoningGymEnvConfig():
             return reasoning_gym_environment(config)

@@ -47,7 +47,7 @@ def questions_environment(config: QuestionsEnvConfig) -> SingleTurnEnvironment:
         score=exact_match,
         system_prompt=config.system_prompt,
         examples=config.examples,
-        require_stop=config.require_stop and config.reward is None,
+        require_stop=config.require_stop,
         demonstration=lambda spec: spec.get("demonstration"),
     )
 

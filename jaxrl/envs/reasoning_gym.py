@@ -12,13 +12,16 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import warnings
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from jaxrl.config.env import ReasoningGymEnvConfig, TierConfig, env_name
+from jaxrl.config.reward import PythonRewardConfig
 from jaxrl.envs.answers import exact_match, extract_answer
 from jaxrl.envs.base import TaskSpec
+from jaxrl.envs.grading.scorer import WorkerScorer
 from jaxrl.envs.single_turn import SingleTurnEnvironment
 from jaxrl.envs.splits import question_id, split_of
 from jaxrl.errors import ConfigError
@@ -35,7 +38,7 @@ def reasoning_gym_environment(config: ReasoningGymEnvConfig) -> SingleTurnEnviro
 
     Raises:
       ConfigError: the package is missing, the dataset or a parameter is unknown or illegal, the split is empty, or
-        `exact_match` is asked of a dataset that has no single answer.
+        replies are compared with the answer of a dataset that has no single one.
 
     Example:
       >>> parameters = {"max_terms": 2, "max_digits": 1}
@@ -44,7 +47,7 @@ def reasoning_gym_environment(config: ReasoningGymEnvConfig) -> SingleTurnEnviro
       >>> env.tasks()[0]["question"]
       'State the final answer to the following arithmetic problem: 0 - 4 ='
     """
-    datasets = {tier.name: _dataset(config, tier) for tier in config.tiers or [TierConfig(name="all")]}
+    datasets = _datasets(config)
     if len(datasets) < len(config.tiers):
         raise ConfigError(f"env {env_name(config)!r}: two `tiers` have one name: {[tier.name for tier in config.tiers]}")
     items: dict[str, dict[str, Any]] = {}
@@ -61,25 +64,55 @@ def reasoning_gym_environment(config: ReasoningGymEnvConfig) -> SingleTurnEnviro
             f"`num_tasks`={config.num_tasks} and `heldout_frac`={config.heldout_frac}; raise one of them"
         )
 
-    def dataset_score(spec: TaskSpec, text: str) -> float:
-        """Ask the dataset. Note: many give part credit to any reply that holds the answer, also to a wrong number."""
-        return datasets[spec["difficulty"]].score_answer(extract_answer(text), items[spec["id"]])
-
-    return SingleTurnEnvironment(
+    env = SingleTurnEnvironment(
         env_name(config),
         specs,
         prompt=lambda spec: spec["question"],
-        score=exact_match if config.scorer == "exact_match" else dataset_score,
+        score=exact_match,
         system_prompt=config.system_prompt,
         examples=config.examples,
         require_stop=config.require_stop and config.scorer == "exact_match",
         demonstration=lambda spec: spec["answer"],
     )
+    if config.scorer == "exact_match":
+        return env
+    scorer = WorkerScorer(config, f"{__name__}:dataset_score", {"config": config.model_dump_json()})
+
+    async def score(spec: TaskSpec, text: str) -> float | None:
+        return await scorer.score({"tier": spec["difficulty"], "item": items[spec["id"]]}, text)
+
+    return env.scored_by(score, scorer.close)
+
+
+def dataset_score(spec: TaskSpec, text: str, *, config: str) -> float:
+    """Ask the dataset what a reply is worth; called in worker processes, since some datasets evaluate the reply as an expression.
+
+    The item comes along and is not generated again: with some datasets, that gives another item in another process.
+
+    Args:
+      spec: the item and its tier.
+      text: the reply.
+      config: a `ReasoningGymEnvConfig` as JSON.
+
+    Note: many datasets give part credit to any reply that holds the answer, also to a wrong number.
+    """
+    return _datasets_in(config)[spec["tier"]].score_answer(extract_answer(text), spec["item"])
+
+
+@functools.cache
+def _datasets_in(config: str) -> dict[str, ProceduralDataset]:
+    return _datasets(ReasoningGymEnvConfig.model_validate_json(config))
+
+
+def _datasets(config: ReasoningGymEnvConfig) -> dict[str, ProceduralDataset]:
+    """Return the dataset of each tier."""
+    return {tier.name: _dataset(config, tier) for tier in config.tiers or [TierConfig(name="all")]}
 
 
 def _distinct_items(config: ReasoningGymEnvConfig, datasets: dict[str, ProceduralDataset]) -> Iterable[tuple[str, dict[str, Any]]]:
     """Yield (tier, item) once per distinct question text; where tiers share one, the first tier has it."""
     seen = set()
+    needs_answer = config.scorer == "exact_match" and not isinstance(config.reward, PythonRewardConfig)
     for tier, dataset in datasets.items():
         where = f"env {env_name(config)!r}, tier {tier!r}: dataset {config.dataset!r}"
         for index in range(config.num_tasks):
@@ -87,9 +120,9 @@ def _distinct_items(config: ReasoningGymEnvConfig, datasets: dict[str, Procedura
                 item = dataset[index]
             except Exception as error:  # whatever the parameters provoke in somebody else's generator
                 raise ConfigError(f"{where} failed to make item {index}: {type(error).__name__}: {error}") from error
-            if config.scorer == "exact_match" and not isinstance(item["answer"], str):
+            if needs_answer and not isinstance(item["answer"], str):
                 raise ConfigError(
-                    f"{where} has no single answer to match exactly (item {index} has {item['answer']!r}); use `scorer`='dataset'"
+                    f"{where} has no single answer to compare with (item {index} has {item['answer']!r}); use `scorer`='dataset'"
                 )
             if item["question"] not in seen:
                 seen.add(item["question"])

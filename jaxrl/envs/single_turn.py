@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import inspect
 import threading
 from collections.abc import Awaitable, Callable, Sequence
@@ -27,12 +28,15 @@ class SingleTurnEnvironment:
       tasks: the task specs; not empty, each with an `id` of its own.
       prompt: spec -> the user's message.
       score: spec, text of the reply -> a finite number, or None if it cannot be scored. May be a coroutine function; a
-        plain function runs in a thread of its own, several at a time, so it must not share mutable state.
+        plain function runs in a thread of its own, several at a time, so it must not share mutable state. A thread
+        cannot be killed: what may hang belongs into worker processes (`envs.grading`).
       system_prompt: a system message before the question; None sends none.
       examples: questions with answers, shown as turns before the question; a task with the same question is left out, since
         its answer would be in its prompt.
       require_stop: a reply that the token limit cut is worth 0.0 without asking `score`.
       demonstration: spec -> the reference reply, as the policy should write it; None if there is none.
+      score_deadline_s: a plain function that runs longer gives no reward, though its thread goes on.
+      close: gives back what `score` holds.
 
     Raises:
       ConfigError: no task, or two tasks with one id, or a task without one, or every task is an example.
@@ -59,6 +63,8 @@ class SingleTurnEnvironment:
         examples: Sequence[ExampleConfig] = (),
         require_stop: bool = False,
         demonstration: Callable[[TaskSpec], str | None] = lambda spec: None,
+        score_deadline_s: float = 30.0,
+        close: Callable[[], None] = lambda: None,
     ) -> None:
         ids = [spec.get("id") for spec in tasks]
         if not ids:
@@ -77,6 +83,8 @@ class SingleTurnEnvironment:
             self._opening += [{"role": "user", "content": example.question}, {"role": "assistant", "content": example.answer}]
         self._require_stop = require_stop
         self._demonstration = demonstration
+        self._score_deadline_s = score_deadline_s
+        self._close = close
 
     def tasks(self) -> Sequence[TaskSpec]:
         """Return the task specs in their order."""
@@ -86,30 +94,42 @@ class SingleTurnEnvironment:
         """Return the reference reply to a task."""
         return self._demonstration(spec)
 
+    def scored_by(self, score: Callable[[TaskSpec, str], Score | Awaitable[Score]], close: Callable[[], None]) -> SingleTurnEnvironment:
+        """Return this environment with another scorer, and what gives back what that one holds."""
+        self._close()
+        other = copy.copy(self)
+        other._score, other._close = score, close
+        return other
+
+    def close(self) -> None:
+        """Give back what the scorer holds."""
+        self._close()
+
     async def play(self, spec: TaskSpec, session: Session) -> Outcome:
         """Ask, score, done."""
         reply = await session.ask([*self._opening, {"role": "user", "content": self._prompt(spec)}])
         if self._require_stop and not reply.is_stopped:
             reward = 0.0
         else:
-            reward = await _call_score(self._score, spec, reply.text)
+            reward = await self._scored(spec, reply.text)
         return Outcome(reward=reward, stop_reason="done" if reply.is_stopped else "max_tokens", is_truncated=not reply.is_stopped)
 
+    async def _scored(self, spec: TaskSpec, text: str) -> Score:
+        """Call the scorer where it does not hold up the event loop, and file what it raises under `grader`."""
+        try:
+            if inspect.iscoroutinefunction(self._score):
+                return await self._score(spec, text)
+            value = await _in_own_thread(self._score, spec, text, self._score_deadline_s)
+            return await value if inspect.isawaitable(value) else value
+        except GraderError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise _grader_error(error) from error
 
-async def _call_score(score: Callable[[TaskSpec, str], Score | Awaitable[Score]], spec: TaskSpec, text: str) -> Score:
-    """Call a reward function where it does not hold up the event loop, and file what it raises under `grader`."""
-    try:
-        if inspect.iscoroutinefunction(score):
-            return await score(spec, text)
-        value = await _in_own_thread(score, spec, text)
-        return await value if inspect.isawaitable(value) else value
-    except GraderError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise _grader_error(error) from error
 
-
-async def _in_own_thread(score: Callable[[TaskSpec, str], Score | Awaitable[Score]], spec: TaskSpec, text: str) -> Score | Awaitable[Score]:
+async def _in_own_thread(
+    score: Callable[[TaskSpec, str], Score | Awaitable[Score]], spec: TaskSpec, text: str, deadline_s: float
+) -> Score | Awaitable[Score]:
     """Call a plain function in a daemon thread of its own.
 
     In a pool, functions that never return would take every thread, and with them whatever else works there, and would
@@ -132,7 +152,9 @@ async def _in_own_thread(score: Callable[[TaskSpec, str], Score | Awaitable[Scor
             loop.call_soon_threadsafe(settle, value, error)
 
     threading.Thread(target=work, name="score", daemon=True).start()
-    value, error = await done
+    if not (await asyncio.wait([done], timeout=deadline_s))[0]:
+        raise GraderError(f"the score was not there after {deadline_s:g} s; its thread cannot be killed and goes on")
+    value, error = done.result()
     # Raised here and not through the future, which cannot hold a StopIteration.
     if error is not None:
         raise _grader_error(error) from error

@@ -149,8 +149,8 @@ class TextSession:
         if len(token_ids) > room:
             if not self._may_cut:
                 raise EnvError(
-                    f"{self._transcript.where}: the reply has {len(token_ids)} tokens of the policy, and its prompt leaves room for {room}; "
-                    "raise `inference.max_model_len` and `trainer.row_length`, or leave such tasks out"
+                    f"{self._transcript.where}: the reply has {len(token_ids)} tokens, and its prompt leaves room for {room}; raise "
+                    "`inference.max_model_len` and `trainer.row_length`, or leave such tasks out"
                 )
             token_ids, finish_reason = token_ids[:room], FinishReason.LENGTH
         return await self._transcript.close_turn(turn, Written(token_ids, finish_reason))

@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 import httpx
@@ -39,10 +39,6 @@ T = TypeVar("T")
 _NO_ROUTE_STATUSES = (403, 404, 405, 501)
 """What servers answer on a route that they do not have, or that is switched off."""
 _TOO_LONG = re.compile(r"context.length|max_model_len|maximum (?:model |context )?length|too long|longer than|no room", re.IGNORECASE)
-
-
-class _NoRouteError(EngineError):
-    """The server does not have the route."""
 
 
 class HttpEndpoint:
@@ -196,31 +192,47 @@ class HttpEndpoint:
 
         `path` None takes the route of tokens that the server has.
         """
+
+        async def ask(failures: list[str], until: float) -> T:
+            found = path or await self._route(what, failures, until)
+            response = await self._post(what, found, body(found), failures, until)
+            return await self._read(what, response, lambda content: read(content, found))
+
+        return await self._within_deadline(what, ask)
+
+    async def _ask_tokenizer(self, what: str, path: str, body: dict[str, Any], read: Callable[[bytes], T]) -> T | None:
+        """Send a request to a route that a server may lack, as `_ask` does; None if it lacks it."""
+
+        async def ask(failures: list[str], until: float) -> T | None:
+            response = await self._post(what, path, body, failures, until)
+            if response.status_code in _NO_ROUTE_STATUSES and response.status_code != 403:
+                await self._look_up_model()  # raises if the reason is the model
+                return None
+            return await self._read(what, response, read)
+
+        return await self._within_deadline(what, ask)
+
+    async def _read(self, what: str, response: httpx.Response, read: Callable[[bytes], T]) -> T:
+        """Read an answer in a worker thread; raise what it means if it is a refusal."""
+        if response.status_code != 200:
+            raise await self._refusal(what, response)
+        try:
+            return await asyncio.to_thread(read, response.content)
+        except EngineError as error:
+            raise EngineError(f"{self._where}: {what}: {error}") from None
+
+    async def _within_deadline(self, what: str, ask: Callable[[list[str], float], Awaitable[T]]) -> T:
+        """Await `ask(failures, until)`, arguments as those of `_post`, within the deadline of a call."""
         timer = asyncio.timeout(self._timeout_s)
         failures: list[str] = []
         try:
             async with timer:
-                until = timer.when() or 0.0
-                path = path or await self._route(what, failures, until)
-                response = await self._post(what, path, body(path), failures, until)
-                if response.status_code != 200:
-                    raise await self._refusal(what, response)
-                try:
-                    return await asyncio.to_thread(read, response.content, path)
-                except EngineError as error:
-                    raise EngineError(f"{self._where}: {what}: {error}") from None
+                return await ask(failures, timer.when() or 0.0)
         except TimeoutError as error:
             if not timer.expired():
                 raise
             last = f"; the last try ended with {failures[-1]}" if failures else ""
             raise DeadlineError(f"{self._where}: {what} got no answer within {self._timeout_s:g} s (`timeout_s`){last}") from error
-
-    async def _ask_tokenizer(self, what: str, path: str, body: dict[str, Any], read: Callable[[bytes], T]) -> T | None:
-        """Send a request to a route that a server may lack, and read the answer; None if it lacks it."""
-        try:
-            return await self._ask(what, lambda _: body, lambda content, _: read(content), path=path)
-        except _NoRouteError:
-            return None
 
     async def _route(self, what: str, failures: list[str], until: float) -> str:
         """Return the route that the server has, found out by an empty request, which one that has it refuses as incomplete.
@@ -308,9 +320,7 @@ class HttpEndpoint:
         problem = self._problem(response)
         if status == 404:
             await self._look_up_model()  # raises if the reason is the model
-            return _NoRouteError(f"{where}: status 404 from {response.url.path}, though the model is served: {problem}")
-        if status in _NO_ROUTE_STATUSES:
-            return _NoRouteError(f"{where}: status {status} from {response.url.path}: {problem}")
+            return EngineError(f"{where}: status 404 from {response.url.path}, though the model is served: {problem}")
         if response.has_redirect_location:
             target = response.headers["location"]
             return EngineError(f"{where}: status {status}: it redirects to {target!r:.200}, and none is followed; correct `base_url`")

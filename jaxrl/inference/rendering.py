@@ -271,8 +271,7 @@ class Renderer:
 
     @functools.cached_property
     def turn_end_id(self) -> int:
-        """The id with which a reply that is written out in full ends: the first added token that the template puts after an
-        assistant's text.
+        """The id that ends a reply: the first added token that the template puts after an assistant's text.
 
         Raises:
           ModelLoadError: the template puts none there, or cannot render an answer.

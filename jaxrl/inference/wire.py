@@ -1,7 +1,8 @@
 """What goes over the wire to an OpenAI-compatible server, and what is believed of what comes back.
 
 In: our requests. Out: JSON bodies for `/inference/v1/generate` (tokens in, tokens out), for `/v1/completions` with a
-prompt of token ids and for `/v1/chat/completions` (words in, words out); from the answers, `Generation`s, words and scores. Every token id, length and number of an answer is
+prompt of token ids and for `/v1/chat/completions` (words in, words out); from the answers, `Generation`s, words and
+scores. Every token id, length and number of an answer is
 checked, and nothing is guessed: text is never turned into ids again. Pure functions; nothing here waits or sends.
 """
 

@@ -23,7 +23,6 @@ from jax.sharding import Mesh
 
 from jaxrl.batching import pack
 from jaxrl.blame import START_UP, blame, failing_in
-from jaxrl.config.env import EnvBase, env_name
 from jaxrl.config.run import RunConfig
 from jaxrl.engine.client import EmbeddedEndpoint
 from jaxrl.envs.base import Environment
@@ -34,6 +33,7 @@ from jaxrl.inference.pool import PolicyPool
 from jaxrl.inference.rendering import Renderer
 from jaxrl.launch.arrays import ArrayArm, array_arm, check_sizes
 from jaxrl.launch.compile_cache import use_compile_cache
+from jaxrl.launch.environments import EnvironmentBuilder, check_sources
 from jaxrl.launch.side_by_side import ctrl_c, ended_at_once, in_thread, side_by_side
 from jaxrl.models import build_mesh
 from jaxrl.monitors import MonitorSet
@@ -41,11 +41,8 @@ from jaxrl.monitors.crash import CrashReporter
 from jaxrl.monitors.folder import check_run_folder, only_writer, resume_command, write_config
 from jaxrl.monitors.logs import Redactor, RunLog, logging_to, secrets_in
 from jaxrl.monitors.terminal import EngineMeter
-from jaxrl.orchestrator.algo import build_algorithm
 from jaxrl.orchestrator.orchestrator import Orchestrator
 from jaxrl.orchestrator.ports import Evaluate
-from jaxrl.orchestrator.sampler import Sampler, TrainEnv
-from jaxrl.tasks import build_task_sampler
 from jaxrl.trainer.checkpoint import Checkpointer
 from jaxrl.trainer.loop import Trainer
 from jaxrl.transport.memory import InProcessChannel
@@ -122,6 +119,8 @@ def launch(
         crash.watch("device thread", arm.device.describe)
         crash.watch("engine", arm.engine.describe)
         stack.enter_context(_start_up_is_permanent())
+        for env in (*train, *heldout):
+            stack.callback(env.close)
         # Here too, before the device thread is stopped and has nothing to say any more.
         with crash.reporting(ConfigError, ModelLoadError), failing_in("orchestrator"):
             done = asyncio.run(_train(config, arm, checkpointer, renderer, train, heldout, monitors, crash, stop_after))
@@ -166,13 +165,15 @@ def build_worlds(config: RunConfig) -> tuple[Renderer, list[Environment], list[E
     """Build everything that needs no device: the renderer, the training and the evaluation environments.
 
     Raises:
-      ConfigError: an environment's setting is wrong, or a held-out question is trained on.
+      ConfigError: an environment's setting is wrong, a held-out question is trained on, or nobody could write an environment's
+        replies.
       ModelLoadError: the model directory has no usable tokenizer.
     """
     renderer = Renderer.from_pretrained(config.orchestrator.model.name)
     train = [build_environment(env) for env in config.orchestrator.train.env]
     heldout = [build_environment(env) for env in config.orchestrator.eval.env]
     require_disjoint_questions(train, heldout)
+    check_sources(config, train)
     return renderer, train, heldout
 
 
@@ -188,37 +189,11 @@ async def _train(
     stop_after: int | None,
 ) -> int:
     """Run both arms side by side and return how many steps are done."""
-    settings = config.orchestrator
     pool = PolicyPool([EmbeddedEndpoint(arm.engine, arm.device, arm.store)], arm.start_step)
-    # Twice the slots keep the engine full while some rollouts are with their environments.
-    places = asyncio.Semaphore(2 * config.engine.num_slots)
     channel = InProcessChannel(capacity=1)
     channel.bind_loop(asyncio.get_running_loop())
     last_step = min(config.run.max_steps, stop_after or config.run.max_steps)
-    orchestrator = Orchestrator(
-        settings,
-        [
-            _train_env(config, index, env_config, env, pool, renderer, places)
-            for index, (env_config, env) in enumerate(zip(settings.train.env, train, strict=True))
-        ],
-        pool=pool,
-        channel=channel,
-        pack=functools.partial(
-            pack,
-            row_length=config.trainer.row_length,
-            rows=config.trainer.rows,
-            shards=config.trainer.mesh.row_shards,
-            max_segments=config.trainer.max_segments,
-            overlong=config.trainer.overlong,
-        ),
-        monitors=monitors,
-        max_steps=last_step,
-        seed=config.run.seed,
-        async_level=config.async_level,
-        row_length=config.trainer.row_length,
-        overlong=config.trainer.overlong,
-        evaluate=_evaluate(config, heldout, pool, renderer, monitors) if heldout else None,
-    )
+    orchestrator = _build_orchestrator(config, pool, channel, renderer, train, heldout, monitors, last_step)
     if arm.orchestrator_state is not None:
         orchestrator.restore(arm.orchestrator_state)
         # Only now: a resume that is refused must leave the folder's configuration as it was.
@@ -260,34 +235,40 @@ async def _train(
     return trainer.step
 
 
-def _train_env(
+def _build_orchestrator(
     config: RunConfig,
-    index: int,
-    env_config: EnvBase,
-    env: Environment,
     pool: PolicyPool,
+    channel: InProcessChannel,
     renderer: Renderer,
-    places: asyncio.Semaphore,
-) -> TrainEnv:
-    """Give an environment its task sampler, its sampler and its algorithm."""
-    settings = config.orchestrator
-    with failing_in(f"environment {env_name(env_config)!r}"):
-        return TrainEnv(
-            name=env_name(env_config),
-            ratio=env_config.ratio,
-            tasks=build_task_sampler(env_config.tasks, env.tasks(), rng_seed=config.run.seed + index),
-            sampler=Sampler(
-                env,
-                pool,
-                renderer,
-                settings.sampling_of(env_config),
-                run_seed=config.run.seed,
-                window=config.engine.max_model_len,
-                rollout_deadline_s=env_config.rollout_deadline_s,
-                places=places,
-            ),
-            algorithm=build_algorithm(settings.algo_of(env_config), pool),
-        )
+    train: Sequence[Environment],
+    heldout: Sequence[Environment],
+    monitors: MonitorSet,
+    last_step: int,
+) -> Orchestrator:
+    # Twice the slots keep the engine full while some rollouts are with their environments.
+    builder = EnvironmentBuilder(config, pool, renderer, asyncio.Semaphore(2 * config.engine.num_slots))
+    configured = zip(config.orchestrator.train.env, train, strict=True)
+    return Orchestrator(
+        config.orchestrator,
+        [builder.build(index, env_config, env) for index, (env_config, env) in enumerate(configured)],
+        pool=pool,
+        channel=channel,
+        pack=functools.partial(
+            pack,
+            row_length=config.trainer.row_length,
+            rows=config.trainer.rows,
+            shards=config.trainer.mesh.row_shards,
+            max_segments=config.trainer.max_segments,
+            overlong=config.trainer.overlong,
+        ),
+        monitors=monitors,
+        max_steps=last_step,
+        seed=config.run.seed,
+        async_level=config.async_level,
+        row_length=config.trainer.row_length,
+        overlong=config.trainer.overlong,
+        evaluate=_evaluate(config, heldout, pool, renderer, monitors) if heldout else None,
+    )
 
 
 def _evaluate(

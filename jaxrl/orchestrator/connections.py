@@ -15,7 +15,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 
 from jaxrl.blame import failing_in
-from jaxrl.errors import DeadlineError
+from jaxrl.errors import DeadlineError, RunFailedError
 from jaxrl.orchestrator.algo import Algorithm
 from jaxrl.orchestrator.ports import ConnectedPool
 from jaxrl.orchestrator.sampler import Sampler, TrainEnv
@@ -56,7 +56,9 @@ async def set_up(
             while pending:
                 done, _ = await asyncio.wait(pending, timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
-                    del pending[task]
+                    part = pending.pop(task)
+                    if task.cancelled():  # by somebody else: a task group would take no notice
+                        raise RunFailedError(f"setting up {_names([part])} was cancelled by something that it awaited")
                 if pending and is_stopping():
                     for task in pending:
                         task.cancel()

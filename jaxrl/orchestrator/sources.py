@@ -74,8 +74,10 @@ class Source(Protocol):
 
     @property
     def places(self) -> AbstractAsyncContextManager[Any]:
-        """What a rollout holds while it plays. It waits here before its deadline starts to run; where requests wait for one another,
-        the wait would count."""
+        """What a rollout holds while it plays.
+
+        It waits here before its deadline starts to run; where requests wait for one another, the wait would count.
+        """
         ...
 
     @property

@@ -91,7 +91,7 @@ def test_list_items_are_set_by_index_appended_at_the_end_and_given_as_json(file:
         ],
     )
     assert [(env.name, env.ratio) for env in config.orchestrator.train.env] == [(None, 2.0), ("second", 1.0)]
-    assert [env.seed for env in config.orchestrator.eval.env] == [9]
+    assert [env.model_dump()["seed"] for env in config.orchestrator.eval.env] == [9]
 
 
 def test_an_index_beyond_the_end_names_the_length(file: Path) -> None:
@@ -277,7 +277,10 @@ json_values = st.recursive(
     lr=st.floats(1e-12, 1.0),
     schedule=st.sampled_from([{"type": "constant"}, {"type": "cosine", "min_lr": 1e-9}, {"type": "linear", "decay_steps": 7}]),
     every_n_steps=st.none() | st.integers(1, 9),
-    filters=st.sampled_from([[], [{"type": "zero_advantage", "enforce": False}]]),
+    filters=st.lists(
+        st.sampled_from([{"type": "zero_advantage", "enforce": False}, {"type": "repetition", "window": 7}, {"type": "min_reward", "threshold": 0.5}]),
+        unique_by=lambda own: own["type"],
+    ),
 )
 def test_loading_a_dump_gives_the_same_configuration(
     tmp_path_factory: pytest.TempPathFactory,

@@ -1,6 +1,7 @@
 """What a session records, how it clamps, seeds and refuses."""
 
 import asyncio
+import dataclasses
 
 import numpy as np
 import pytest
@@ -8,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxrl.config.env import SamplingConfig
-from jaxrl.envs.session import eval_seed_scope
+from jaxrl.envs.session import PolicySession, eval_seed_scope
 from jaxrl.errors import EngineError, PromptTooLongError
 from jaxrl.inference.endpoint import FinishReason, GenerateRequest, Generation, sampling_seed
+from jaxrl.inference.pool import PolicyPool
 from jaxrl.inference.rendering import Renderer
 from tests.envs.policies import IM_END, RENDERER, ids_of, make_rollout, open_session, path_ids, saying
 from tests.fakes import ScriptedEndpoint
@@ -189,3 +191,32 @@ async def test_an_answer_that_cannot_be_trained_on_is_an_error(broken: dict, mes
     with pytest.raises(EngineError, match=message):
         await open_session(BrokenEndpoint(**broken), rollout).ask([user("hi")])
     assert rollout.nodes == []
+
+
+async def test_every_request_is_salted_by_the_version_that_is_served_then() -> None:
+    versions = iter(["v0", "v1"])
+    endpoint = saying("1", "2")
+    pool, rollout = PolicyPool([endpoint], 0), make_rollout()
+    session = PolicySession(
+        pool, RENDERER, rollout, SamplingConfig(), run_seed=0, seed_scope="toy", window=512, cache_salt=lambda: next(versions)
+    )
+    await session.ask([user("a")])
+    await session.ask([user("b")])
+    assert [(request.cache_salt, request.wants_logprobs) for request in endpoint.requests] == [("v0", True), ("v1", True)]
+
+
+async def test_a_frozen_models_tokens_are_recorded_without_logprobs_and_versions_and_none_are_asked_for() -> None:
+    class Silent(ScriptedEndpoint):
+        async def generate(self, request: GenerateRequest) -> Generation:
+            generation = await super().generate(request)
+            return dataclasses.replace(generation, logprobs=np.full(len(generation.token_ids), np.nan, np.float32))
+
+    endpoint, rollout = Silent(lambda request, version: [*ids_of("11"), IM_END]), make_rollout()
+    sampling = SamplingConfig(temperature=0.0, top_k=3)
+    pool = PolicyPool([endpoint], 0)
+    session = PolicySession(pool, RENDERER, rollout, sampling, run_seed=0, seed_scope="toy", window=512, is_frozen=True)
+    assert (await session.ask([user("8 + 3")])).text == "11"
+    reply = rollout.nodes[-1]
+    assert (reply.logprobs, reply.versions, reply.source, reply.num_sampled) == (None, None, "frozen", 3)
+    (request,) = endpoint.requests
+    assert (request.wants_logprobs, request.cache_salt, request.sampling.temperature, request.sampling.top_k) == (False, None, 0.0, 3)

@@ -142,14 +142,16 @@ async def test_setup_waits_for_servers_that_are_starting_and_takes_the_smallest_
     monkeypatch.setattr("jaxrl.inference.frozen.SETUP_PAUSE_S", 0.001)
     starting, silent = FrozenScript(down="refused", window=128), FrozenScript(window=64)
     pool = pool_of(starting=starting, silent=silent)
-    ready = asyncio.create_task(pool.setup(window=64, scored_ids=IDS))
+    ready = asyncio.create_task(pool.setup(window=63, scored_ids=IDS))
     await asyncio.sleep(0.01)
     assert not ready.done()
     starting.down = ""
     await ready
     assert pool.window == 64
-    with pytest.raises(ConfigError, match="silent holds sequences of 64 tokens, and some may have 65"):
+    with pytest.raises(ConfigError, match=r"silent holds sequences of 64 tokens, and some may have 65; serve"):
         await pool.setup(window=65)
+    with pytest.raises(ConfigError, match=r"some may have 65 \(64 to score, and one that the server samples after them\)"):
+        await pool.setup(window=64, scored_ids=IDS)
 
 
 async def test_setup_ends_at_its_deadline_with_who_is_not_ready() -> None:
@@ -174,7 +176,7 @@ async def test_a_configured_pool_plays_scores_and_goes_on_when_one_of_its_server
         config = FrozenModelConfig(name=MODEL, base_url=[first.base_url, second.base_url], api_key_var="KEY", max_attempts=1, timeout_s=10)
         pool: Pool = connect_frozen_pool(config, {"KEY": "sesame"})
         assert isinstance(pool, FrozenPool)
-        await pool.setup(window=WINDOW, scored_ids=IDS)
+        await pool.setup(window=WINDOW - 1, scored_ids=IDS)
         generations = await asyncio.gather(*(pool.generate(request()) for _ in range(8)))
         assert all(generation.versions.tolist() == [NO_VERSION] * 4 for generation in generations)
         assert [health.is_ready for health in await pool.health()] == [True, True]

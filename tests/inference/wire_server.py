@@ -12,7 +12,7 @@ import contextlib
 import json
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 MODEL, WINDOW = "toy", 64
 
@@ -135,19 +135,37 @@ def entry(token_id: int, position: int) -> dict[str, Any]:
     return {str(token_id + 1): {"logprob": -0.25, "rank": 1}, str(token_id): {"logprob": logprob(token_id, position), "rank": 2}}
 
 
+class Tokenizer(Protocol):
+    """What a `Renderer` is to a server that shows its tokenizer."""
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> Any: ...
+    def decode(self, token_ids: Any) -> str: ...
+
+
 class FakeModel:
     """The script of a well-behaved server: continues with the prompt's last id plus 1, 2, ...
 
     Subclass it or set `faults`, answers that are given to the next POSTs instead, in order.
     """
 
-    def __init__(self, *, has_tokens_route: bool = True, key: str | None = None, models: tuple[str, ...] = (MODEL,)) -> None:
+    def __init__(
+        self,
+        *,
+        has_tokens_route: bool = True,
+        key: str | None = None,
+        models: tuple[str, ...] = (MODEL,),
+        tokenizer: Tokenizer | None = None,
+    ) -> None:
         self.has_tokens_route = has_tokens_route
+        self.tokenizer = tokenizer
+        """Answers `/tokenize` and `/detokenize`; None has neither route."""
         self.key = key
         self.models = models
         self.faults: list[Answer] = []
         self.is_well = True
         self.wait_s = 0.0
+        self.say: Callable[[str], str] = str.upper
+        """What the chat route answers to the last message."""
         self.change: Callable[[dict[str, Any]], None] = lambda answer: None
         """Called with each good answer before it is sent: a test bends it."""
 
@@ -160,15 +178,26 @@ class FakeModel:
             return Answer(200, {"data": [{"id": name, "max_model_len": WINDOW} for name in self.models]})
         if call.path == "/inference/v1/generate" and not self.has_tokens_route:
             return Answer(404, {"detail": "Not Found"})
+        if call.path in ("/tokenize", "/detokenize"):
+            return self._tokenizing(call)
         if not call.body:
             return Answer(400, {"error": {"message": "no prompt"}})
         if self.faults:
             return self.faults.pop(0)
         if call.body["model"] not in self.models:
             return Answer(404, {"error": {"message": f"The model `{call.body['model']}` does not exist."}})
-        answer = self._tokens(call.body) if call.path == "/inference/v1/generate" else self._completion(call.body)
+        answers = {"/inference/v1/generate": self._tokens, "/v1/chat/completions": self._chat}
+        answer = answers.get(call.path, self._completion)(call.body)
         self.change(answer)
         return Answer(200, answer, wait_s=self.wait_s)
+
+    def _tokenizing(self, call: Call) -> Answer:
+        if self.tokenizer is None:
+            return Answer(404, {"detail": "Not Found"})
+        if call.path == "/detokenize":
+            return Answer(200, {"prompt": self.tokenizer.decode(call.body["tokens"])})
+        ids = self.tokenizer.encode(call.body["prompt"], add_special_tokens=call.body["add_special_tokens"])
+        return Answer(200, {"count": len(ids), "max_model_len": WINDOW, "tokens": [int(i) for i in ids], "token_strs": None})
 
     def _sample(self, prompt: list[int], settings: dict[str, Any]) -> tuple[list[int], list[float]]:
         ids = [prompt[-1] + 1 + offset for offset in range(settings["max_tokens"])]
@@ -185,6 +214,10 @@ class FakeModel:
         content = [{"token_id": token_id, "logprob": value} for token_id, value in zip(ids, logprobs, strict=True)]
         choice = {"index": 0, "finish_reason": "length", "token_ids": ids, "logprobs": {"content": content}}
         return {"prompt_token_ids": prompt, "choices": [choice], "prompt_logprobs": self._prompt_logprobs(prompt, settings)}
+
+    def _chat(self, body: dict[str, Any]) -> dict[str, Any]:
+        message = {"role": "assistant", "content": self.say(body["messages"][-1]["content"])}
+        return {"choices": [{"index": 0, "finish_reason": "stop", "stop_reason": None, "message": message}]}
 
     def _completion(self, body: dict[str, Any]) -> dict[str, Any]:
         prompt = body["prompt"]

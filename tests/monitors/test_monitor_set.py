@@ -15,6 +15,7 @@ from jaxrl.monitors import MonitorSet, metrics
 from jaxrl.monitors.environment import describe_environment
 from jaxrl.monitors.jsonl import read_lines
 from jaxrl.types import Rollout, Task
+from tests.builders import make_rollout
 
 
 def monitors(run_dir: Path, **options: Any) -> MonitorSet:
@@ -53,6 +54,17 @@ def test_monitors_that_are_off_write_nothing_and_metrics_are_always_on(tmp_path:
     m.log_step(1, {metrics.REWARD_MEAN: 1.0})
     m.close()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["environment.json", "metrics.jsonl"]
+
+
+def test_rollouts_are_written_with_the_texts_of_their_tokens_unless_the_token_export_is_off(tmp_path: Path) -> None:
+    for is_on in (True, False):
+        config = MonitorsConfig(terminal=False, plot=False, token_export=is_on)
+        m = monitors(tmp_path / str(is_on), config=config, decode_token=lambda token_id: f"<{token_id}>")
+        m.log_rollouts(1, [make_rollout(turns=(((1, 2), (3,)),))])
+        m.close()
+        (row,) = read_lines(tmp_path / str(is_on) / "rollouts" / "step_000001.jsonl")
+        assert row["samples"][0].get("text") == (["<1>", "<2>", "<3>"] if is_on else None)
+        assert row["samples"][0]["token_ids"] == [1, 2, 3]
 
 
 def test_every_start_of_a_run_stays_in_the_environment_and_a_broken_file_stops_nothing(tmp_path: Path) -> None:

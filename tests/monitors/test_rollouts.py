@@ -1,9 +1,16 @@
 """`jaxrl.monitors.rollouts`: a rollout as a JSON value."""
 
-import numpy as np
+import re
+from pathlib import Path
 
+import numpy as np
+import pytest
+
+from jaxrl.config.monitors import MonitorsConfig
+from jaxrl.monitors import MonitorSet
 from jaxrl.monitors.rollouts import rollout_record
-from jaxrl.types import Boundary, Bucket, Failure, Node, Rollout, Task, TrainingSample
+from jaxrl.monitors.tokens import ORIGINS, REASONS
+from jaxrl.types import Boundary, Bucket, Failure, Node, Rollout, Task, Training, TrainingSample
 
 TASK = Task(env_name="add", id="t1", spec={"id": "t1", "question": "1+1="})
 
@@ -32,6 +39,7 @@ def sample(nodes: list[Node]) -> TrainingSample:
 def test_a_trained_rollout_shows_the_task_the_messages_and_every_stream() -> None:
     nodes = [question(), reply(0, [7, 8], version=3)]
     rollout = Rollout(TASK, "g", 1, 4, nodes=nodes, reward=1.0, samples=[sample(nodes)], bucket=Bucket.TRAINED, stop_reason="done")
+    rollout.training = Training.APPLIED
     rollout.assign_advantages(0.25)
     record = rollout_record(12, rollout)
     assert (record["step"], record["env"], record["task"], record["member"]) == (12, "add", {"id": "t1", "question": "1+1="}, 1)
@@ -42,7 +50,10 @@ def test_a_trained_rollout_shows_the_task_the_messages_and_every_stream() -> Non
             "token_ids": [5, 6, 9, 7, 8],
             "loss_mask": [0, 0, 0, 1, 1],
             "versions": [None, None, None, 3, 3],
-            "streams": {"inference_logprobs": [0, 0, 0, -0.5, -0.5], "advantages": [0, 0, 0, 0.25, 0.25]},
+            "streams": {"inference_logprobs": [None, None, None, -0.5, -0.5], "advantages": [0, 0, 0, 0.25, 0.25]},
+            "origin": ["user", "user", "scaffold", "policy", "policy"],
+            "why_untrained": ["input", "input", "input", None, None],
+            "weights": {"rl": [0, 0, 0, 1, 1]},
         }
     ]
 
@@ -54,13 +65,13 @@ def test_a_failed_rollout_shows_its_error_and_the_tokens_that_it_got_to() -> Non
     assert record["reward"] is None
     assert record["error"] == {"boundary": "env", "type": "KeyError", "message": "'x'"}
     assert record["samples"][0]["token_ids"] == [5, 6, 9, 7]
-    assert record["samples"][0]["streams"] == {"inference_logprobs": [0, 0, 0, -0.5]}
+    assert record["samples"][0]["streams"] == {"inference_logprobs": [None, None, None, -0.5]}
 
 
 def test_each_branch_is_shown_with_the_sample_that_was_trained_from_it() -> None:
     nodes = [question(), reply(0, [7], 1), reply(0, [8], 2, text="3")]
-    rollout = Rollout(TASK, "g", 0, 4, nodes=nodes, reward=0.0, samples=[sample([nodes[0], nodes[2]])])
-    rollout.samples[0].ce_weights = np.array([0, 0, 0, 2], np.float32)
+    rollout = Rollout(TASK, "g", 0, 4, nodes=nodes, reward=0.0, samples=[sample(nodes[:2]), sample([nodes[0], nodes[2]])])
+    rollout.samples[1].ce_weights = np.array([0, 0, 0, 2], np.float32)
     record = rollout_record(1, rollout)
     assert [s["token_ids"] for s in record["samples"]] == [[5, 6, 9, 7], [5, 6, 9, 8]]
     assert ["ce_weights" in s["streams"] for s in record["samples"]] == [False, True]
@@ -69,3 +80,24 @@ def test_each_branch_is_shown_with_the_sample_that_was_trained_from_it() -> None
 def test_a_rollout_that_failed_before_its_first_token_has_no_branches() -> None:
     record = rollout_record(1, Rollout(TASK, "g", 0, 4, failure=Failure(Boundary.TIMEOUT, "DeadlineError", "late")))
     assert record["samples"] == [] and record["messages"] == []
+
+
+def test_the_document_says_what_each_origin_and_each_reason_means_and_its_program_prints_the_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document = (Path(__file__).parents[2] / "docs" / "rollouts.md").read_text(encoding="utf-8")
+    rows = set(re.findall(r"^\| `([\w<>/]+)` \| (.*) \|$", document, re.MULTILINE))
+    assert {(name, meaning) for table in (ORIGINS, REASONS) for name, meaning in table.items()} <= rows
+    (program,) = re.findall(r"```python\n(.*?)```", document, re.DOTALL)
+    nodes = [question(), reply(0, [7, 8], version=3)]
+    rollout = Rollout(TASK, "g", 1, 4, nodes=nodes, reward=1.0, samples=[sample(nodes)], bucket=Bucket.TRAINED, training=Training.APPLIED)
+    rollout.assign_advantages(0.25)
+    config = MonitorsConfig(terminal=False, plot=False)
+    monitors = MonitorSet(tmp_path / "runs" / "quickstart", config, name="run", max_steps=1, decode_token=lambda token_id: f"<{token_id}>")
+    monitors.log_rollouts(1, [rollout])
+    monitors.close()
+    monkeypatch.chdir(tmp_path)
+    exec(compile(program, "docs/rollouts.md", "exec"), {})
+    printed = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert printed == [["'<5>'", "+0.000", "input"], ["'<6>'", "+0.000", "input"], ["'<9>'", "+0.000", "input"],
+                       ["'<7>'", "+0.250"], ["'<8>'", "+0.250"]]  # fmt: skip

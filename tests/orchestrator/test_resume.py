@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from jaxrl.config.algorithm import GRPOConfig
+from jaxrl.config.algorithm import RAEConfig, ReinforceConfig
 from jaxrl.config.filters import ZeroAdvantageFilterConfig
 from jaxrl.errors import CheckpointError
 from jaxrl.monitors.ledger import Ledger
-from jaxrl.orchestrator.algo import Algorithm
+from jaxrl.orchestrator.algo import RAE, Reinforce
 from jaxrl.orchestrator.batcher import Batcher
 from jaxrl.orchestrator.checkpoint import RunState, Stateful, decode_state, encode_state
 from jaxrl.orchestrator.draws import Draw, DrawSource
@@ -26,25 +26,6 @@ from tests.orchestrator.wiring import Run, make_env, make_run
 ZERO = ZeroAdvantageFilterConfig()
 
 
-class MovingBaseline(Algorithm):
-    """Reward minus a moving average over all earlier rollouts: credit that depends on the order of groups."""
-
-    def __init__(self, pool: ScriptedPool) -> None:
-        super().__init__(GRPOConfig(), pool)
-        self.baseline = 0.0
-
-    async def score_group(self, rollouts):
-        for rollout in rollouts:
-            rollout.assign_advantages(rollout.reward - self.baseline)
-            self.baseline = 0.9 * self.baseline + 0.1 * rollout.reward
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"baseline": self.baseline}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.baseline = state["baseline"]
-
-
 class Fragile(ToyEnv):
     """Fails on some tasks' replies, and gives groups without signal now and then; a pure function of the reply."""
 
@@ -55,18 +36,26 @@ class Fragile(ToyEnv):
         return type(outcome)(reward=float(outcome.reward > 0.5))
 
 
+class TwoSided(Fragile):
+    """Says which of two sides played it."""
+
+    async def play(self, spec, session):
+        outcome = await super().play(spec, session)
+        return type(outcome)(reward=outcome.reward, info={"agent": "even" if len(spec["id"]) % 2 == 0 else "odd"})
+
+
 def play_part(latency_seed: int, *, start: int = 0, data: bytes | None = None, **settings: Any) -> Run:
     """Return a run of two environments, one with an algorithm that remembers, whose requests take random times."""
     generator = random.Random(latency_seed)
     pool = ScriptedPool(version=start, latency=lambda request: generator.random() * 0.003)
 
-    def envs(pool):
+    def two_envs(pool):
         return [
             make_env(pool, Fragile("a", num_tasks=5), ratio=2.0),
-            make_env(pool, Fragile("b", num_tasks=3), algorithm=MovingBaseline(pool)),
+            make_env(pool, Fragile("b", num_tasks=3), algorithm=Reinforce(ReinforceConfig(decay=0.9), pool)),
         ]
 
-    run = make_run(pool=pool, envs=envs, **settings)
+    run = make_run(pool=pool, **({"envs": two_envs} | settings))
     if data is not None:
         run.orchestrator.restore(data)
     return run
@@ -121,6 +110,32 @@ async def test_n_plus_n_synchronous_steps_equal_two_n(name):
     buckets = Counter(row[6] for row in played(whole))
     assert buckets["trained"] > 0
     assert buckets["errored"] > 0 or name.startswith("tokens of just")
+
+
+async def test_a_resumed_run_has_the_baselines_of_one_that_was_never_interrupted():
+    def envs(pool):
+        return [
+            make_env(pool, TwoSided("a", num_tasks=12), algorithm=RAE(RAEConfig(decay=0.9), pool)),
+            make_env(pool, Fragile("b", num_tasks=3), algorithm=Reinforce(ReinforceConfig(decay=0.9), pool)),
+        ]
+
+    def part(latency_seed: int, max_steps: int, **settings: Any) -> Run:
+        return play_part(latency_seed, envs=envs, max_steps=max_steps, batch_size=16, **settings)
+
+    def baselines(run: Run) -> list[dict[str, Any]]:
+        return [env.algorithm.state_dict() for env in run.envs]
+
+    whole, first = part(1, 4), part(2, 2)
+    await whole.play()
+    await first.play()
+    saved = first.orchestrator.snapshot(2)
+    assert json.loads(saved)["algorithms"] == {"a": baselines(first)[0], "b": baselines(first)[1]}
+    second = part(3, 4, start=2, data=saved)
+    assert baselines(second) == baselines(first)
+    await second.play()
+    assert baselines(second) == baselines(whole) != baselines(first)
+    assert set(baselines(whole)[0]["baselines"]) == {"even", "odd"}
+    assert [encode(b) for b in first.batches + second.batches] == [encode(b) for b in whole.batches]
 
 
 async def test_a_snapshot_of_a_step_is_the_same_however_late_it_is_taken():
@@ -182,7 +197,7 @@ async def test_in_asynchronous_mode_every_drawn_task_is_trained_once_or_has_a_le
 
 def _stateful() -> Stateful:
     pool = ScriptedPool()
-    envs = [make_env(pool, ToyEnv("a")), make_env(pool, ToyEnv("b"), algorithm=MovingBaseline(pool))]
+    envs = [make_env(pool, ToyEnv("a")), make_env(pool, ToyEnv("b"), algorithm=Reinforce(ReinforceConfig(decay=0.9), pool))]
     return Stateful(DrawSource(envs, seed=0), envs, Ledger(["zero_advantage"]), Batcher(tokens=50, tokens_per_group=99))
 
 

@@ -1,7 +1,6 @@
 """Crediting beside the main loop: whose hooks hold up whom, in which order groups are finished, what a failing hook costs."""
 
 import asyncio
-import dataclasses
 import random
 import time
 
@@ -19,10 +18,11 @@ from jaxrl.orchestrator.draws import Draw
 from jaxrl.orchestrator.groups import OpenGroup
 from jaxrl.orchestrator.metrics import StepTally
 from jaxrl.orchestrator.sink import MAX_SCORING_HOOKS, Sink
+from jaxrl.orchestrator.sources import DemonstrationSource
 from jaxrl.types import Boundary, Group
 from tests.builders import make_group, make_rollout
 from tests.fakes import ScriptedPool, ToyEnv
-from tests.orchestrator.wiring import make_env, make_run
+from tests.orchestrator.wiring import ROW_LENGTH, make_env, make_run, renderer
 
 
 def _sink(**settings) -> Sink:
@@ -131,8 +131,8 @@ async def test_a_dead_teacher_next_to_a_healthy_environment_ends_the_run_and_is_
     def envs(pool):
         return [make_env(pool, ToyEnv("healthy")), make_env(pool, ToyEnv("orphan"), algorithm=Teacherless(GRPOConfig(), pool))]
 
-    run = make_run(envs=envs, max_steps=50, max_consecutive_failures=8)
-    with pytest.raises(RunFailedError, match="8 rollouts in a row failed in environment 'orphan'.*teacher is down") as caught:
+    run = make_run(envs=envs, max_steps=50, max_consecutive_failures=24)
+    with pytest.raises(RunFailedError, match=r"24 rollouts in a row failed in environment 'orphan'.*teacher is down") as caught:
         await run.play()
     assert component_of_error(caught.value) == "algorithm of environment 'orphan'"
     assert run.batches, "the healthy one was trained on meanwhile"
@@ -217,7 +217,10 @@ async def test_a_rollout_without_a_reward_is_not_trained_on_whichever_loss_its_t
                 rollout.assign_advantages(0.0)
 
     pool, sink = ScriptedPool(), _sink()
-    opened = _opened(make_env(pool, algorithm=Imitating(GRPOConfig(), pool), samples_from_live_policy=is_live), 2)
+    source = None if is_live else DemonstrationSource(renderer(), lambda spec: "an answer", ROW_LENGTH)
+    env = make_env(pool, algorithm=Imitating(GRPOConfig(), pool), source=source)
+    env.tasks.update = lambda spec, rewards, costs: None
+    opened = _opened(env, 2)
     opened.members[1].reward = None
     sink._ledger.dispatch(2)
     for rollout in opened.members:

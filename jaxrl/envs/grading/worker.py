@@ -8,7 +8,6 @@ written them. See `workers` for the other end.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import faulthandler
 import importlib
@@ -44,25 +43,29 @@ def main() -> None:
     inbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_receive, args=(requests, inbox), name="receive", daemon=True).start()
     setup = pickle.loads(inbox.get())
-    _answer(answers, load(setup))
-    owner, score, deadline_s = os.getpid(), setup.get("function"), setup["deadline_s"]
-    while True:
-        spec, text = pickle.loads(inbox.get())
+    owner = os.getpid()
+
+    def answered(work: Callable[[], dict[str, Any]], deadline_s: float) -> None:
         # Says where the function is when its time is up, even if it never lets another thread run, and ends the process:
         # the other end would, but may be dead.
         faulthandler.dump_traceback_later(deadline_s, exit=True, file=trace)
-        answer = call(score, spec, text, setup["kwargs"])
+        answer = work()
         if os.getpid() != owner:  # the function forked, and this is the copy
             os._exit(0)
         faulthandler.cancel_dump_traceback_later()
         _answer(answers, answer)
 
+    answered(lambda: load(setup), setup["load_deadline_s"])
+    while True:
+        request = inbox.get()
+        answered(lambda request=request: call(setup["function"], request, setup["kwargs"]), setup["deadline_s"])
+
 
 def load(setup: dict[str, Any]) -> dict[str, Any]:
     """Import the function that the setup names, into `setup["function"]`; return an answer with or without a failure."""
-    sys.path[:] = setup["path"]
-    module, _, name = setup["import_path"].partition(":")
     try:
+        sys.path[:] = setup["path"]
+        module, _, name = setup["import_path"].partition(":")
         function = getattr(importlib.import_module(module), name)
         if not callable(function):
             raise TypeError(f"{name!r} is no function, it is {shown(function)}")
@@ -74,18 +77,21 @@ def load(setup: dict[str, Any]) -> dict[str, Any]:
     return {"reward": None}
 
 
-def call(function: Callable[..., Any], spec: Any, text: str, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Score one reply; return an answer.
+def call(function: Callable[..., Any], request: bytes, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Score one reply, given as the pickle of (spec, text); return an answer.
 
     Example:
-      >>> call(lambda spec, text: len(text), {}, "four", {})
+      >>> call(lambda spec, text: len(text), pickle.dumps(({}, "four")), {})
       {'reward': 4.0}
-      >>> call(lambda spec, text: text, {}, "four", {})
+      >>> call(lambda spec, text: text, pickle.dumps(({}, "four")), {})
       {'failure': "returned 'four' (str); expected a finite number, or None for a reply that it cannot score"}
     """
     try:
+        spec, text = pickle.loads(request)
         value = function(spec, text, **kwargs)
         if inspect.iscoroutine(value):
+            import asyncio  # here, since few functions need it and it doubles the time that a process takes to start
+
             value = asyncio.run(value)
         number = None if value is None else finite(value)
         if value is not None and number is None:

@@ -6,6 +6,8 @@ from jaxrl.config.algorithm import AlgorithmConfig
 from jaxrl.orchestrator.algo.base import Algorithm, AlgorithmContext
 from jaxrl.orchestrator.algo.grpo import GRPO
 from jaxrl.orchestrator.algo.max_rl import MaxRL
+from jaxrl.orchestrator.algo.opd import OPD
+from jaxrl.orchestrator.algo.opsd import OPSD
 from jaxrl.orchestrator.algo.rae import RAE
 from jaxrl.orchestrator.algo.reinforce import Reinforce
 from jaxrl.orchestrator.algo.rloo import RLOO
@@ -15,6 +17,8 @@ from jaxrl.orchestrator.ports import ScoringPool
 ALGORITHM_CLASSES: dict[str, type[Algorithm]] = {
     "grpo": GRPO,
     "max_rl": MaxRL,
+    "opd": OPD,
+    "opsd": OPSD,
     "rae": RAE,
     "reinforce": Reinforce,
     "rloo": RLOO,
@@ -41,4 +45,17 @@ def build_algorithm(config: AlgorithmConfig, policy_pool: ScoringPool, context: 
     return algorithm_class(config, policy_pool, context)
 
 
-__all__ = ["ALGORITHM_CLASSES", "GRPO", "RAE", "RLOO", "SFT", "Algorithm", "AlgorithmContext", "MaxRL", "Reinforce", "build_algorithm"]
+__all__ = [
+    "ALGORITHM_CLASSES",
+    "GRPO",
+    "OPD",
+    "OPSD",
+    "RAE",
+    "RLOO",
+    "SFT",
+    "Algorithm",
+    "AlgorithmContext",
+    "MaxRL",
+    "Reinforce",
+    "build_algorithm",
+]

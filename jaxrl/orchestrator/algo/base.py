@@ -6,6 +6,7 @@ stamped and frozen. An algorithm never drops a rollout, never sees a batch, and 
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,12 +16,15 @@ import numpy as np
 
 from jaxrl.config.algorithm import AlgorithmConfig, CoefficientsConfig, LossType
 from jaxrl.config.model import FrozenModelConfig
-from jaxrl.errors import SampleError
+from jaxrl.errors import ConfigError, DeadlineError, EngineError, SampleError
 from jaxrl.inference.frozen import FrozenPool, connect_frozen_pool
 from jaxrl.inference.rendering import Renderer
+from jaxrl.inference.vocabulary import vocabulary_difference
 from jaxrl.orchestrator.algo.routing import check_streams, fold_coefficients, stamp_loss_routing
 from jaxrl.orchestrator.ports import ScoringPool
 from jaxrl.types import OPTIONAL_STREAMS, Boundary, Rollout
+
+logger = logging.getLogger(__name__)
 
 DRIVERS = ("finalize_rollout", "finalize_group")
 
@@ -72,17 +76,37 @@ class Algorithm:
     async def setup(self) -> None:
         """Get ready before the first rollout: connect frozen models, build renderers."""
 
-    async def connect(self, model: FrozenModelConfig) -> FrozenPool:
+    async def connect(self, model: FrozenModelConfig, key: str) -> FrozenPool:
         """Connect a frozen model that will be asked for logprobs, and wait until it is ready; the run closes its pool.
+
+        Each environment has connections of its own, also to a model that another one names too.
+
+        Args:
+          model: name, servers and limits.
+          key: which setting of the algorithm it is, for messages.
 
         Raises:
           ConfigError: its key or its window does not do, or its vocabulary is not the policy's.
           EngineError: it does not serve the model, or cannot score.
           DeadlineError: it is not ready in time.
         """
-        pool = self.context.connect_model(model)
-        self.connected_pools.append(pool)
-        await pool.setup(window=self.context.window)
+        where, renderer = f"env {self.context.env_name!r}: `algo.{key}`", self.context.renderer
+        # The highest id is among them: a model of fewer tokens refuses it, whatever else its server tells.
+        highest = 1 if renderer is None else renderer.num_ids - 1
+        try:
+            pool = self.context.connect_model(model)
+            self.connected_pools.append(pool)
+            await pool.setup(window=self.context.window, scored_ids=np.array([0, highest], np.int32))
+            difference = None if renderer is None else await vocabulary_difference(pool, renderer, may_be_larger=True)
+        except (ConfigError, EngineError, DeadlineError) as error:
+            raise type(error)(f"{where}: {error}") from error
+        if renderer is None:
+            logger.warning("%s: its vocabulary was not compared with the policy's, whose tokenizer is not known here", where)
+        if difference is not None:
+            raise ConfigError(
+                f"{where}: {model.name!r} has another vocabulary than the policy, so it cannot score the policy's tokens: {difference}; "
+                "use a model with the policy's tokenizer, or `type`='sft' to learn from its text"
+            )
         return pool
 
     async def score_rollout(self, rollout: Rollout) -> None:

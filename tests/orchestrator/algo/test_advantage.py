@@ -162,7 +162,8 @@ def test_a_decayed_baseline_forgets_where_it_began():
 @given(rewards=REWARDS)
 def test_credit_within_a_group_sums_to_zero(function, rewards):
     advantages = function(rewards)
-    assert float(advantages.sum(dtype=np.float64)) == pytest.approx(0.0, abs=1e-6 * len(rewards) * max(1.0, np.abs(advantages).max()))
+    largest = max(1.0, float(np.abs(advantages).max()))
+    assert float(advantages.sum(dtype=np.float64)) == pytest.approx(0.0, abs=1e-6 * len(rewards) * largest)
 
 
 @settings(max_examples=40, deadline=None)

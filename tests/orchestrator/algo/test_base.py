@@ -3,40 +3,18 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from jaxrl.config.algorithm import GRPOConfig
+from jaxrl.config import algorithm as algorithm_configs
+from jaxrl.config.algorithm import AlgorithmBase, GRPOConfig
 from jaxrl.errors import SampleError
 from jaxrl.orchestrator.algo import ALGORITHM_CLASSES, GRPO, Algorithm, build_algorithm
-from jaxrl.types import Boundary, Failure, Rollout
+from jaxrl.types import Boundary, Rollout
 from tests.builders import make_group, make_rollout
 from tests.fakes import ScriptedPool
-
-FAILURE = Failure(Boundary.ENV, "ValueError", "broke")
+from tests.orchestrator.algo.crediting import credit, make_rollouts
 
 
 def _grpo() -> Algorithm:
     return build_algorithm(GRPOConfig(), ScriptedPool())
-
-
-@pytest.mark.parametrize(
-    ("rewards", "failed", "expected"),
-    [
-        pytest.param([1.0, 0.0, 0.0, 1.0], [], [0.5, -0.5, -0.5, 0.5], id="full"),
-        pytest.param([1.0, None, 0.0, None], [1, 3], [0.5, None, -0.5, None], id="partial: survivors only"),
-        pytest.param([1.0, None, 0.0], [], [0.5, None, -0.5], id="unscored is not zero"),
-        pytest.param([1.0, 0.0, 0.0], [0], [None, 0.0, 0.0], id="an errored member is no baseline"),
-        pytest.param([0.25], [], [0.0], id="singleton"),
-        pytest.param([1.0, None], [1], [0.0, None], id="one survivor"),
-        pytest.param([0.7, 0.7, 0.7], [], [0.0, 0.0, 0.0], id="all equal"),
-        pytest.param([0.1 + 0.2, 0.3], [], [0.0, 0.0], id="float-noise equal"),
-        pytest.param([None, None], [0, 1], [None, None], id="all failed"),
-    ],
-)
-async def test_group_algebra(rewards, failed, expected):
-    group = make_group(rewards)
-    for index in failed:
-        group.rollouts[index].reward, group.rollouts[index].failure = None, FAILURE
-    await _grpo().finalize_group(group.survivors)
-    assert [r.mean_advantage() for r in group] == expected
 
 
 async def test_plain_group_credit_ships_one_stream_and_is_frozen():
@@ -87,6 +65,43 @@ async def test_a_weight_on_a_first_token_fails_that_rollout_alone():
     assert [r.mean_advantage() for r in group.survivors] == [0.5, 0.0]
 
 
+async def test_an_algorithm_that_forgets_to_give_credit_fails_those_rollouts_alone():
+    class Forgetful(GRPO):
+        async def score_group(self, rollouts):
+            rollouts[0].assign_advantages(0.0)
+
+    rollouts = make_rollouts([1.0, 0.0, 0.5])
+    assert await credit(Forgetful(GRPOConfig(), ScriptedPool()), rollouts) == [0.0, None, None]
+    assert rollouts[0].failure is None
+    assert {(r.failure.boundary, r.failure.type, r.reward) for r in rollouts[1:]} == {(Boundary.ALGORITHM, "SampleError", None)}
+    assert rollouts[1].failure.message.startswith("env 'toy': it has live rl tokens but no `advantages`")
+
+
+async def test_a_stream_that_is_no_array_fails_its_rollout_alone():
+    class Listing(GRPO):
+        async def score_group(self, rollouts):
+            await super().score_group(rollouts)
+            rollouts[0].samples[0].ce_weights = [0.0] * 5
+
+    rollouts = make_rollouts([1.0, 0.0])
+    await credit(Listing(GRPOConfig(), ScriptedPool()), rollouts)
+    assert "must be [5] float32, got a list" in rollouts[0].failure.message
+    assert rollouts[1].failure is None and rollouts[1].is_frozen
+
+
+async def test_an_algorithm_of_the_rl_loss_may_write_cross_entropy_weights_on_what_nobody_sampled():
+    class Echoing(GRPO):
+        async def score_rollout(self, rollout):
+            for sample in rollout.samples:
+                sample.ce_weights = np.where(sample.loss_mask, 0, np.float32(0.1)) * (np.arange(len(sample)) > 0).astype(np.float32)
+
+    rollouts = make_rollouts([1.0, 0.0])
+    assert await credit(Echoing(GRPOConfig(), ScriptedPool()), rollouts) == [0.5, -0.5]
+    sample = rollouts[0].samples[0]
+    np.testing.assert_array_equal(sample.ce_weights, np.array([0, 0.1, 0, 0, 0], np.float32))
+    assert (sample.rl_weights, sample.ref_kl_weights) == (None, None)
+
+
 async def test_a_distillation_of_frozen_tokens_is_stamped_as_cross_entropy():
     class Distil(Algorithm):
         action_loss_type: ClassVar = "ce"
@@ -112,10 +127,27 @@ def test_the_drivers_cannot_be_overridden():
                 pass
 
 
-def test_every_class_is_registered_under_the_type_of_its_config():
-    algorithm = build_algorithm(GRPOConfig(), ScriptedPool())
+CONFIG_CLASSES = {
+    cls.model_fields["type"].default: cls
+    for cls in vars(algorithm_configs).values()
+    if isinstance(cls, type) and issubclass(cls, AlgorithmBase) and cls is not AlgorithmBase
+}
+
+
+def test_every_config_has_a_class_and_every_class_a_config():
+    assert set(ALGORITHM_CLASSES) == set(CONFIG_CLASSES)
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHM_CLASSES))
+def test_a_class_and_its_config_name_the_same_loss(name):
+    assert ALGORITHM_CLASSES[name].action_loss_type == CONFIG_CLASSES[name].action_loss_type
+
+
+def test_environments_never_share_an_instance():
+    pool = ScriptedPool()
+    algorithm = build_algorithm(GRPOConfig(), pool)
     assert type(algorithm) is ALGORITHM_CLASSES["grpo"] is GRPO
-    assert algorithm.action_loss_type == "rl"
+    assert build_algorithm(GRPOConfig(), pool) is not algorithm
 
 
 def test_an_algorithm_without_memory_refuses_a_state_that_is_not_empty():

@@ -1,0 +1,137 @@
+"""A few worker processes that score replies, each of which can be killed and replaced.
+
+In: requests, from any thread. Out: futures of what the reward function returned. A process is started when a request
+finds all others busy, serves one request at a time, and is killed with everything that it started if it is not done at
+the deadline. Waiting for a free process does not count. Nothing of a run is in a process: no device, socket or thread,
+and no module but those that the function imports. It is no sandbox.
+"""
+
+from __future__ import annotations
+
+import pickle
+import queue
+import sys
+import threading
+from collections.abc import Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+from jaxrl.envs.grading.process import LostError, Process
+from jaxrl.errors import GraderError
+
+LOAD_DEADLINE_S = 120.0
+"""How long a process may take to import a reward function, whose module may import slow libraries."""
+CLOSE_DEADLINE_S = 10.0
+
+
+class Workers:
+    """The processes of one reward function.
+
+    Args:
+      import_path: `package.module:function`, importable from the current folder or wherever this process finds modules.
+      kwargs: keyword arguments of every call.
+      deadline_s: how long one call may take, in seconds.
+      num_workers: processes at most.
+      environment: their environment variables.
+
+    Example:
+      >>> workers = Workers("operator:eq", {}, deadline_s=5.0, num_workers=1, environment={})
+      >>> workers.submit("a", "a").exception()
+      GraderError('returned True (bool); expected a finite number, or None for a reply that it cannot score')
+      >>> workers.close()
+    """
+
+    def __init__(
+        self, import_path: str, kwargs: Mapping[str, Any], *, deadline_s: float, num_workers: int, environment: Mapping[str, str]
+    ) -> None:
+        folder = str(Path.cwd())
+        path = [entry or folder for entry in sys.path]
+        setup = {"path": path if folder in path else [folder, *path], "import_path": import_path, "kwargs": dict(kwargs)}
+        self._setup = pickle.dumps(setup | {"deadline_s": deadline_s, "load_deadline_s": LOAD_DEADLINE_S})
+        self._deadline_s = deadline_s
+        self._num_workers = num_workers
+        self._environment = environment
+        self._requests: queue.SimpleQueue[tuple[bytes, Future[float | None]] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._threads: list[threading.Thread] = []
+        self._processes: set[Process] = set()
+        self._num_unanswered = 0
+        self._is_closed = False
+
+    def submit(self, spec: Any, text: str) -> Future[float | None]:
+        """Have a reply scored.
+
+        Returns:
+          What the function returned, a finite number or None; or a GraderError if it raised, returned anything else,
+          ended its process, or was killed at the deadline.
+        """
+        future: Future[float | None] = Future()
+        request = pickle.dumps((spec, text))
+        with self._lock:
+            if self._is_closed:
+                raise GraderError("its worker processes are closed")
+            self._num_unanswered += 1
+            if self._num_unanswered > len(self._threads) < self._num_workers:
+                self._threads.append(threading.Thread(target=self._serve, name=f"grader {len(self._threads)}", daemon=True))
+                self._threads[-1].start()
+            self._requests.put((request, future))
+        return future
+
+    def check(self) -> None:
+        """Import the function in a process of its own, which then ends.
+
+        Raises:
+          GraderError: it cannot be imported, or does not take the arguments.
+        """
+        self._end(self._started())
+
+    def close(self) -> None:
+        """Kill every process; what waits for one fails. May be called twice."""
+        with self._lock:
+            self._is_closed = True
+            threads, processes = list(self._threads), list(self._processes)
+        for _ in threads:
+            self._requests.put(None)
+        for process in processes:
+            process.kill()
+        for thread in threads:
+            thread.join(CLOSE_DEADLINE_S)
+
+    def _serve(self) -> None:
+        """Answer requests, one after another, with one process after another."""
+        process: Process | None = None
+        while (item := self._requests.get()) is not None:
+            request, future = item
+            if future.set_running_or_notify_cancel():  # else nobody waits for it any more
+                try:
+                    process = process or self._started()
+                    future.set_result(process.ask(request, self._deadline_s))
+                except LostError as lost:
+                    process = self._end(process)
+                    future.set_exception(GraderError(str(lost)))
+                except GraderError as error:
+                    future.set_exception(error)
+            with self._lock:
+                self._num_unanswered -= 1
+        self._end(process)
+
+    def _started(self) -> Process:
+        process = Process(self._environment)
+        with self._lock:
+            self._processes.add(process)
+            is_late = self._is_closed
+        try:
+            if is_late:
+                raise GraderError("its worker processes are closed")
+            process.ask(self._setup, LOAD_DEADLINE_S)
+        except (LostError, GraderError) as error:
+            self._end(process)
+            raise GraderError(f"cannot be loaded: {error}") from None
+        return process
+
+    def _end(self, process: Process | None) -> None:
+        if process is not None:
+            process.end()
+            with self._lock:
+                self._processes.discard(process)

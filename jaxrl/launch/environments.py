@@ -1,0 +1,104 @@
+"""From an environment's configuration to what the pipeline asks: its task sampler, its sampler and its algorithm.
+
+In: a run's configuration, a built environment, the policy's pool. Out: a `TrainEnv`. Here it is decided who writes the replies. What
+can be seen to fail without a device is refused before there is one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jaxrl.blame import failing_in
+from jaxrl.config.algorithm import DEMONSTRATIONS, POLICY, OPDConfig
+from jaxrl.config.env import EnvBase, env_name
+from jaxrl.config.model import FrozenModelConfig
+from jaxrl.config.rules import key_of
+from jaxrl.config.run import RunConfig
+from jaxrl.envs.base import Environment
+from jaxrl.errors import ConfigError
+from jaxrl.inference.frozen import FrozenPool, api_key, connect_frozen_pool
+from jaxrl.inference.pool import PolicyPool
+from jaxrl.inference.rendering import Renderer
+from jaxrl.orchestrator.algo import AlgorithmContext, build_algorithm
+from jaxrl.orchestrator.sampler import Sampler, TrainEnv
+from jaxrl.orchestrator.sources import DemonstrationSource, FrozenSource, PolicySource, Source
+from jaxrl.tasks import build_task_sampler
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentBuilder:
+    """Wires the training environments of one run."""
+
+    config: RunConfig
+    pool: PolicyPool
+    """The policy."""
+    renderer: Renderer
+    """With the policy's tokenizer."""
+    places: asyncio.Semaphore
+    """Rollouts of the policy that may play at the same time, in all environments together."""
+
+    def build(self, index: int, env_config: EnvBase, env: Environment) -> TrainEnv:
+        """Return environment number `index`, wired; nothing is connected yet."""
+        config, settings, name = self.config, self.config.orchestrator, env_name(env_config)
+        with failing_in(f"environment {name!r}"):
+            context = AlgorithmContext(
+                env_name=name,
+                renderer=self.renderer,
+                window=config.engine.max_model_len,
+                coefficients=env_config.coefficients,
+                demonstration=lambda spec: env.demonstration(dict(spec)),
+                connect_model=connect_model,
+            )
+            return TrainEnv(
+                name=name,
+                ratio=env_config.ratio,
+                tasks=build_task_sampler(env_config.tasks, env.tasks(), rng_seed=config.run.seed + index),
+                sampler=Sampler(env, self._source(env_config, env), env_config.rollout_deadline_s),
+                algorithm=build_algorithm(settings.algo_of(env_config), self.pool, context),
+            )
+
+    def _source(self, env_config: EnvBase, env: Environment) -> Source:
+        config, sampling = self.config, self.config.orchestrator.sampling_of(env_config)
+        longest = min(config.engine.max_model_len, config.trainer.row_length)
+        match config.orchestrator.algo_of(env_config).sampling.source:
+            case FrozenModelConfig() as model:
+                return FrozenSource(model, self.renderer, sampling, run_seed=config.run.seed, window=longest, connect=connect_model)
+            case word if word == DEMONSTRATIONS:
+                return DemonstrationSource(self.renderer, env.demonstration, longest)
+            case word:
+                assert word == POLICY
+                return PolicySource(
+                    self.pool,
+                    self.renderer,
+                    sampling,
+                    run_seed=config.run.seed,
+                    window=config.engine.max_model_len,
+                    places=self.places,
+                )
+
+
+def connect_model(model: FrozenModelConfig) -> FrozenPool:
+    """Return the pool of a configured frozen model, with the key that this process' environment holds; nothing is sent yet."""
+    return connect_frozen_pool(model, os.environ)
+
+
+def check_sources(config: RunConfig, train: Sequence[Environment]) -> None:
+    """Refuse environments whose replies nobody could write, as far as that shows without a device or a socket.
+
+    Raises:
+      ConfigError: an environment that is to demonstrate has no demonstration at all, or a model's key is not set.
+    """
+    for index, (env_config, env) in enumerate(zip(config.orchestrator.train.env, train, strict=True)):
+        algo = config.orchestrator.algo_of(env_config)
+        if algo.sampling.source == DEMONSTRATIONS and all(env.demonstration(spec) is None for spec in env.tasks()):
+            raise ConfigError(
+                f"`{key_of(index, env_config, 'algo')}.sampling.source`='demonstrations', but none of the {len(env.tasks())} tasks of env "
+                f"{env_name(env_config)!r} has a reference answer; use a frozen model as `source`, or an environment that knows its answers"
+            )
+        models = {"sampling.source": algo.frozen_source, "teacher": algo.teacher if isinstance(algo, OPDConfig) else None}
+        for field, model in models.items():
+            if model is not None:
+                api_key(model.api_key_var, os.environ, f"{key_of(index, env_config, 'algo')}.{field}.api_key_var")

@@ -1,0 +1,100 @@
+"""OPSD: the teacher is the policy itself, as it is when the rollout arrives, with a demonstration before its eyes.
+
+In: a rollout, and a demonstration of its task. Out: what the policy says of the rollout's own tokens when a system message
+that shows the demonstration stands before them. The rollout is not rendered again: where its prompt begins with a system
+message, written or put there by the chat template, the teacher reads two. No credit is given.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import ClassVar
+
+import numpy as np
+
+from jaxrl.config.algorithm import LossType, OPSDConfig
+from jaxrl.errors import ConfigError, EnvError, SampleError
+from jaxrl.inference.rendering import Renderer
+from jaxrl.orchestrator.algo.base import Algorithm
+from jaxrl.orchestrator.algo.reference import score_branches
+from jaxrl.types import Rollout
+
+REF_VERSION = "ref_version"
+"""The metric of a rollout that says which policy version was served when scoring began."""
+
+
+class OPSD(Algorithm):
+    """On-policy self-distillation.
+
+    Reference: Shenfeld et al. 2026, Self-Distillation Enables Continual Learning, https://arxiv.org/abs/2601.19897.
+    """
+
+    action_loss_type: ClassVar[LossType] = "ref_kl"
+
+    async def setup(self) -> None:
+        """See that the chat template shows a system message.
+
+        Raises:
+          ConfigError: it refuses one, or leaves it out.
+        """
+        hint = self._settings.template.format(demonstration="jaxrl")
+        try:
+            shown = self._renderer.decode(await asyncio.to_thread(self.hint_ids, "jaxrl"))
+        except EnvError as error:
+            raise self._unusable(str(error)) from error
+        if hint.strip() not in shown:
+            raise self._unusable(f"it leaves the message out and writes {shown!r:.200}")
+
+    async def score_rollout(self, rollout: Rollout) -> None:
+        """Let the policy score the very ids of every branch, after the hint."""
+        hint_ids = await asyncio.to_thread(self.hint_ids, self.demonstration_of(rollout))
+        version = getattr(self.policy_pool, "version", None)
+        await score_branches(
+            self.policy_pool, rollout, context_ids=hint_ids, bos_id=self._renderer.bos_id, window=self.context.window
+        )
+        if version is not None:
+            rollout.metrics[REF_VERSION] = float(version)
+
+    def demonstration_of(self, rollout: Rollout) -> str:
+        """Return the demonstration of a rollout's task.
+
+        It is what the environment told of the rollout under `demo_key`, else what the task holds there; for the default
+        key, else the environment's own reference reply.
+
+        Raises:
+          SampleError: there is none, or it is no text.
+        """
+        key, spec = self._settings.demo_key, rollout.task.spec
+        found = rollout.info.get(key, spec.get(key))
+        if found is None and key == OPSDConfig.model_fields["demo_key"].default:
+            found = self.context.demonstration(spec)
+        where = f"env {rollout.env_name!r}, task {rollout.task.id!r}"
+        if found is None:
+            raise SampleError(
+                f"{where}: there is no demonstration under {key!r} (`demo_key`), neither in what the environment told of the rollout "
+                "(`info`) nor in the task, and the environment has no reference reply of its own under that name"
+            )
+        if not isinstance(found, str) or not found.strip():
+            raise SampleError(f"{where}: the demonstration under {key!r} (`demo_key`) must be a text that is not empty, got {found!r:.80}")
+        return found
+
+    def hint_ids(self, demonstration: str) -> np.ndarray:
+        """Return [C] int32 of the system message that shows a demonstration, nothing asked after it."""
+        hint = self._settings.template.format(demonstration=demonstration)
+        return self._renderer.message_ids([{"role": "system", "content": hint}])
+
+    @property
+    def _settings(self) -> OPSDConfig:
+        assert isinstance(self.config, OPSDConfig)
+        return self.config
+
+    @property
+    def _renderer(self) -> Renderer:
+        assert self.context.renderer is not None, "opsd renders its hint, so its context needs the policy's renderer"
+        return self.context.renderer
+
+    def _unusable(self, why: str) -> ConfigError:
+        return ConfigError(
+            f"env {self.context.env_name!r}: `algo.type`='opsd' shows its demonstration in a system message, and the policy's chat "
+            f"template cannot have one by itself: {why}; use a model whose template takes a system message"
+        )

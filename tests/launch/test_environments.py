@@ -1,0 +1,105 @@
+"""`jaxrl.launch.environments`: from a configuration to who writes the replies and who credits them."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from jaxrl.config.algorithm import CoefficientsConfig, GRPOConfig, OPDConfig, SFTConfig
+from jaxrl.config.env import ReverseTextEnvConfig, SamplingConfig
+from jaxrl.config.inference import EmbeddedInferenceConfig
+from jaxrl.config.model import FrozenModelConfig, PolicyModelConfig
+from jaxrl.config.orchestrator import OrchestratorConfig, TrainSectionConfig
+from jaxrl.config.run import RunConfig
+from jaxrl.config.trainer import TrainerConfig
+from jaxrl.envs.build import build_environment
+from jaxrl.errors import ConfigError
+from jaxrl.inference.pool import PolicyPool
+from jaxrl.launch.environments import EnvironmentBuilder, check_sources
+from jaxrl.orchestrator.sampler import TrainEnv
+from jaxrl.orchestrator.sources import DemonstrationSource, FrozenSource, PolicySource
+from jaxrl.types import Rollout, Task
+from tests.fakes import ScriptedEndpoint, ToyEnv
+from tests.orchestrator.wiring import renderer
+
+URL = "http://127.0.0.1:9/v1"
+GREEDY = SamplingConfig(temperature=0.0, top_k=1, max_tokens=8)
+
+
+def frozen(**settings: Any) -> FrozenModelConfig:
+    return FrozenModelConfig(name="big", base_url=[URL], **settings)
+
+
+def sft(source: Any) -> SFTConfig:
+    return SFTConfig.model_validate({"sampling": {"source": source}})
+
+
+def config_of(*envs: ReverseTextEnvConfig, **settings: Any) -> RunConfig:
+    orchestrator = OrchestratorConfig(
+        model=PolicyModelConfig(name="tiny"),
+        train=TrainSectionConfig(env=list(envs)),
+        sampling=SamplingConfig(max_tokens=8),
+        **settings,
+    )
+    return RunConfig(orchestrator=orchestrator, inference=EmbeddedInferenceConfig(max_model_len=48), trainer=TrainerConfig(row_length=64))
+
+
+def built(config: RunConfig) -> list[TrainEnv]:
+    pool = PolicyPool([ScriptedEndpoint()], 0)
+    builder = EnvironmentBuilder(config, pool, renderer(), asyncio.Semaphore(2))
+    return [builder.build(index, env, build_environment(env)) for index, env in enumerate(config.orchestrator.train.env)]
+
+
+async def test_each_environment_gets_the_source_and_the_algorithm_that_it_is_configured_with() -> None:
+    own = {"num_tasks": 3, "max_chars": 4}
+    envs = built(
+        config_of(
+            ReverseTextEnvConfig(name="played", coefficients=CoefficientsConfig(rl=0.5), **own),
+            ReverseTextEnvConfig(name="shown", algo=sft("demonstrations"), **own),
+            ReverseTextEnvConfig(name="taught", algo=sft(frozen(max_concurrency=3)), sampling=GREEDY, **own),
+            algo=GRPOConfig(),
+        )
+    )
+    sources = [env.sampler.source for env in envs]
+    assert [type(source) for source in sources] == [PolicySource, DemonstrationSource, FrozenSource]
+    assert [env.sampler.samples_from_live_policy for env in envs] == [True, False, False]
+    assert [type(env.algorithm.config) for env in envs] == [GRPOConfig, SFTConfig, SFTConfig]
+    contexts = [env.algorithm.context for env in envs]
+    assert [context.env_name for context in contexts] == ["played", "shown", "taught"]
+    assert contexts[0].coefficients.rl == 0.5 and {context.window for context in contexts} == {48}
+    assert all(context.renderer is renderer() for context in contexts)
+    text = envs[0].sampler.environment.tasks()[0]["text"]
+    assert contexts[0].demonstration({"text": text}) == text[::-1]
+
+
+async def test_a_demonstration_is_played_from_the_configuration_alone() -> None:
+    (env,) = built(config_of(ReverseTextEnvConfig(num_tasks=3, max_chars=4, algo=sft("demonstrations"))))
+    await env.sampler.setup()
+    spec = env.sampler.environment.tasks()[0]
+    rollout = Rollout(Task(env.name, spec["id"], spec), f"{env.name}/0", member=0, draw_index=0)
+    await env.sampler.play(rollout)
+    assert (rollout.reward, rollout.completion_text, rollout.nodes[-1].source) == (1.0, spec["text"][::-1], "demonstrations")
+
+
+def test_an_environment_that_has_no_demonstration_at_all_is_refused_before_any_device() -> None:
+    config = config_of(ReverseTextEnvConfig(num_tasks=3, algo=sft("demonstrations")))
+    with pytest.raises(ConfigError, match=r"`orchestrator.train.env.0.algo.sampling.source`='demonstrations', but none of the 8 tasks of"):
+        check_sources(config, [ToyEnv()])
+    check_sources(config, [ToyEnv(demonstration=lambda spec: "x" if spec["id"] == "toy-7" else None)])
+
+
+@pytest.mark.parametrize(
+    ("algo", "field"),
+    [
+        (sft(frozen(api_key_var="NO_SUCH_KEY")), "sampling.source"),
+        (OPDConfig(teacher=frozen(api_key_var="NO_SUCH_KEY")), "teacher"),
+    ],
+    ids=["source", "teacher"],
+)
+def test_a_key_that_is_not_set_is_refused_before_any_device(algo: Any, field: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_SUCH_KEY", raising=False)
+    config = config_of(ReverseTextEnvConfig(num_tasks=3), algo=algo)
+    with pytest.raises(ConfigError, match=rf"`orchestrator.algo.{field}.api_key_var`='NO_SUCH_KEY'"):
+        check_sources(config, [ToyEnv()])
+    monkeypatch.setenv("NO_SUCH_KEY", "k")
+    check_sources(config, [ToyEnv()])

@@ -1,0 +1,119 @@
+"""`jaxrl.orchestrator.reporter`: what the trainer says of a token is written with that token, and what was played is never lost."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+import numpy as np
+import pytest
+
+from jaxrl.monitors.tokens import REASONS
+from jaxrl.orchestrator.reporter import Reporter
+from jaxrl.orchestrator.shipping import ShippedStep
+from jaxrl.types import Bucket, Rollout, StepReport, TrainBatch, Training
+from tests.builders import make_rollout
+from tests.fakes import RecordingMonitors, ScriptedPool
+from tests.orchestrator.wiring import Run, make_run
+
+ROW_LENGTH = 20
+"""Room for the prompt, of 16 tokens, and a short reply."""
+
+
+def echo(batch: TrainBatch) -> list[np.ndarray]:
+    """Return, as logprobs of each packed sample, numbers that name its tokens and their places."""
+    found: dict[int, np.ndarray] = {}
+    for micro_batch in batch.micro_batches:
+        for row, segment in np.argwhere(micro_batch.sample_index >= 0):
+            own = micro_batch.segment_ids[row] == segment + 1
+            numbers = micro_batch.token_ids[row, own] + 1000 * micro_batch.position_ids[row, own]
+            found[int(micro_batch.sample_index[row, segment])] = -numbers.astype(np.float32)
+    return [found[index] for index in range(batch.num_samples)]
+
+
+def some_lengthy(request, version) -> list[int]:
+    """Return a reply that is longer than a row in some rollouts, and of ids of its own in each."""
+    seed = request.sampling.seed
+    return [65 + seed % 23] * (8 if seed % 3 == 0 else 3)
+
+
+def is_trained(rollout: Rollout) -> bool:
+    return rollout.bucket == Bucket.TRAINED
+
+
+async def played(async_level: int = 0, **settings) -> Run:
+    """Return a run of three steps with some overlong rollouts, whose trainer echoes its tokens."""
+    run = make_run(
+        pool=ScriptedPool(some_lengthy, latency=lambda request: request.sampling.seed % 5 / 500), row_length=ROW_LENGTH,
+        async_level=async_level, **settings,
+    )  # fmt: skip
+    run.trainer.token_logprobs = echo
+    await run.play()
+    return run
+
+
+@pytest.mark.parametrize("async_level", [0, 1])
+@pytest.mark.parametrize("overlong", ["drop", "truncate"])
+async def test_each_token_gets_the_trainers_own_number_whatever_was_dropped_or_cut(overlong: str, async_level: int) -> None:
+    run = await played(async_level, overlong=overlong)
+    rollouts = [rollout for step in run.monitors.rollouts.values() for rollout in step]
+    trained = [rollout for rollout in rollouts if is_trained(rollout)]
+    assert trained and any(len(r.samples[0]) > ROW_LENGTH for r in rollouts)
+    assert any(len(r.samples[0]) > ROW_LENGTH for r in trained) == (overlong == "truncate")
+    for rollout in trained:
+        (sample,), (packed,) = rollout.samples, rollout.packed
+        assert packed is not None and packed.trainer_logprobs is not None and rollout.training is Training.APPLIED
+        assert packed.num_tokens == min(len(sample), ROW_LENGTH)
+        expected = -(sample.token_ids + 1000 * np.arange(len(sample)))[: packed.num_tokens]
+        assert packed.trainer_logprobs.tolist() == expected.tolist()
+    assert all(not rollout.packed for rollout in rollouts if not is_trained(rollout))
+
+
+@pytest.mark.parametrize("async_level", [0, 2])
+async def test_when_the_trainer_dies_every_rollout_is_written_once_and_the_log_says_what_is_missing(
+    async_level: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = make_run(max_steps=5, async_level=async_level, failure_at=3)
+    run.trainer.token_logprobs = echo
+    with caplog.at_level(logging.WARNING), pytest.raises(RuntimeError, match="the trainer broke at step 3"):
+        await run.play()
+    written = run.monitors.rollouts
+    sent = [step for step, rollouts in sorted(written.items()) if any(is_trained(r) for r in rollouts)]
+    assert sent[:3] == [1, 2, 3] and len(sent) <= 3 + async_level
+    training = {step: {r.training for r in written[step] if is_trained(r)} for step in sent}
+    assert training == {step: {Training.APPLIED if step < 3 else Training.UNREPORTED} for step in sent}
+    assert len({id(r) for rollouts in written.values() for r in rollouts}) == sum(map(len, written.values()))
+    assert f"no report came of step {', '.join(map(str, sent[2:]))}: its rollouts are written" in caplog.text
+
+
+async def test_a_skipped_step_is_told_to_its_rollouts() -> None:
+    rollouts = [make_rollout(), make_rollout(None)]
+    rollouts[0].bucket, rollouts[1].bucket = Bucket.TRAINED, Bucket.UNSCORED
+    ShippedStep(1, {}, rollouts).take(StepReport(step=1, version=1, skipped=True, metrics={}))
+    assert [r.training for r in rollouts] == [Training.SKIPPED, Training.UNREPORTED]
+    assert set(REASONS) >= {Training.SKIPPED, Training.UNREPORTED}
+
+
+class SilentChannel:
+    """A trainer that never reports."""
+
+    async def next_report(self, deadline_s: float) -> StepReport:
+        await asyncio.sleep(deadline_s)
+        raise AssertionError("the deadline is longer than the test")
+
+
+async def test_a_process_that_ends_at_once_leaves_the_rollouts_of_every_step_that_was_sent() -> None:
+    monitors = RecordingMonitors()
+    reporter = Reporter(SilentChannel(), monitors, on_report=lambda step: None, deadline_s=60.0, clock=time.monotonic)
+    for step in (1, 2):
+        reporter.shipped.put_nowait(ShippedStep(step, {}, [make_rollout()]))
+    running = asyncio.create_task(reporter.run())
+    await asyncio.sleep(0.01)
+    assert monitors.rollouts == {}
+    reporter.abandon()
+    assert sorted(monitors.rollouts) == [1, 2]
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    await reporter.close()
+    assert [len(rollouts) for rollouts in monitors.rollouts.values()] == [1, 1]
