@@ -72,7 +72,8 @@ def test_samples_are_packed_with_shapes_by_keyword() -> None:
 def test_an_algorithm_has_a_loss_type_two_hooks_and_two_drivers() -> None:
     from jaxrl.orchestrator.algo import ALGORITHM_CLASSES, Algorithm, build_algorithm
 
-    assert parameters(build_algorithm) == {"config": POSITIONAL, "policy_pool": POSITIONAL}
+    assert list(parameters(build_algorithm).items())[:2] == [("config", POSITIONAL), ("policy_pool", POSITIONAL)]
+    assert all(p.default is not p.empty for p in list(inspect.signature(build_algorithm).parameters.values())[2:])
     assert "ClassVar" in Algorithm.__annotations__["action_loss_type"]
     for hook in ("setup", "score_rollout", "score_group", "finalize_rollout", "finalize_group"):
         assert inspect.iscoroutinefunction(getattr(Algorithm, hook)), hook

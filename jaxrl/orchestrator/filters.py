@@ -37,11 +37,13 @@ def is_gibberish(rollout: Rollout, config: GibberishFilterConfig, vocab_size: in
     """
     # In float32, like the logprobs: a token at the threshold does not match, however the threshold is rounded.
     ceiling = np.float32(-math.log(vocab_size) - config.logprob_offset)
-    return any(
-        bool(((node.token_ids[-node.num_sampled :] > config.token_id_threshold) & (logprobs < ceiling)).any())
-        for node in rollout.nodes
-        if (logprobs := _policy_logprobs(node)) is not None
-    )
+    for node in rollout.nodes:
+        logprobs = _policy_logprobs(node)
+        if logprobs is not None and logprobs.min() < ceiling:
+            is_rare = node.token_ids[-node.num_sampled :] > config.token_id_threshold
+            if (is_rare & (logprobs < ceiling)).any():
+                return True
+    return False
 
 
 def is_repetitive(rollout: Rollout, config: RepetitionFilterConfig, vocab_size: int) -> bool:
@@ -52,10 +54,10 @@ def is_repetitive(rollout: Rollout, config: RepetitionFilterConfig, vocab_size: 
 
     Reference: https://arxiv.org/abs/2506.13585, section 3.2.
     """
+    if rollout.num_completion_tokens < config.window:
+        return False
     threshold = np.float32(math.log(config.prob_threshold))
     sure = {i: p > threshold for i, node in enumerate(rollout.nodes) if (p := _policy_logprobs(node)) is not None}
-    if sum(map(len, sure.values())) < config.window:
-        return False
     return any(_longest_streak([sure[i] for i in rollout.path_to(leaf) if i in sure]) >= config.window for leaf in rollout.leaves)
 
 

@@ -132,9 +132,10 @@ def member_metrics(rollouts: Iterable[Rollout]) -> dict[str, float]:
     for rollout in rollouts:
         for sample, packed in zip(rollout.samples, rollout.packed, strict=True):
             if packed is not None:
-                streams = (sample.loss_mask, sample.rl_weights, sample.ce_weights, sample.ref_kl_weights)
-                cut = [None if stream is None else stream[: packed.num_tokens] for stream in streams]
-                members = component_members(*cut, np.ones(packed.num_tokens, bool))
+                size = packed.num_tokens
+                weights = (sample.rl_weights, sample.ce_weights, sample.ref_kl_weights)
+                rl, ce, ref_kl = (None if stream is None else stream[:size] for stream in weights)
+                members = component_members(sample.loss_mask[:size], rl, ce, ref_kl, np.ones(size, bool))
                 for component, member in zip(COMPONENTS, members, strict=True):
                     counts[names.member_tokens(component, rollout.env_name)] += int(np.count_nonzero(member))
     return {name: float(count) for name, count in counts.items() if count}

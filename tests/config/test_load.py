@@ -278,7 +278,9 @@ json_values = st.recursive(
     schedule=st.sampled_from([{"type": "constant"}, {"type": "cosine", "min_lr": 1e-9}, {"type": "linear", "decay_steps": 7}]),
     every_n_steps=st.none() | st.integers(1, 9),
     filters=st.lists(
-        st.sampled_from([{"type": "zero_advantage", "enforce": False}, {"type": "repetition", "window": 7}, {"type": "min_reward", "threshold": 0.5}]),
+        st.sampled_from(
+            [{"type": "zero_advantage", "enforce": False}, {"type": "repetition", "window": 7}, {"type": "min_reward", "threshold": 0.5}]
+        ),
         unique_by=lambda own: own["type"],
     ),
 )

@@ -45,6 +45,14 @@ def has_meaning(metric: str) -> bool:
     return any(re.fullmatch(re.sub(r"<\w+>", ".+", re.escape(name)), metric) for name in MEANINGS)
 
 
+def trained_tokens(rollout: dict) -> list[tuple[str, str, float, float]]:
+    """Return text, origin, trainer logprob and sampling logprob of each trained token of a rollout."""
+    (branch,) = rollout["samples"]
+    streams = branch["streams"]
+    tokens = zip(branch["text"], branch["origin"], streams.get("trainer_logprobs", []), streams["inference_logprobs"], strict=False)
+    return [token for token, why in zip(tokens, branch["why_untrained"], strict=False) if why is None]
+
+
 def test_a_synchronous_run_writes_its_folder_and_measures_no_mismatch(tmp_path):
     run_dir = tmp_path / "run"
     outcome = run_here(small_run(run_dir, *EVALUATED, "--run.max_steps=3", "--trainer.checkpoint.every_n_steps=2"))
@@ -65,6 +73,9 @@ def test_a_synchronous_run_writes_its_folder_and_measures_no_mismatch(tmp_path):
         assert rows[step]["policy/staleness_steps/max"] == 0
         assert rows[step]["policy/version"] == step
         assert promised_metrics() - rows[step].keys() == set()
+        tokens = [token for rollout in rollouts(run_dir, step) for token in trained_tokens(rollout)]
+        assert {origin for _, origin, _, _ in tokens} == {"policy"} and any(text == "<|im_end|>" for text, *_ in tokens)
+        np.testing.assert_allclose([token[2] for token in tokens], [token[3] for token in tokens], atol=1e-3, err_msg="trainer, engine")
     assert [name for row in rows.values() for name in row if name != "step" and not has_meaning(name)] == []
     start_up = json.loads((run_dir / "environment.json").read_text())["start_up"]
     assert start_up["load_s"] > 0 and start_up["compile_s"] > 0 and start_up["programs"] >= 4

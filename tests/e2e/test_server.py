@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import socket
 import threading
@@ -17,18 +18,23 @@ import numpy as np
 import openai
 import pytest
 
+from jaxrl.config.env import SamplingConfig
 from jaxrl.config.inference import EmbeddedInferenceConfig
+from jaxrl.config.model import FrozenModelConfig
 from jaxrl.config.serve import ServeConfig, ServedModelConfig, ServerConfig
 from jaxrl.engine import Engine
 from jaxrl.engine.server import Service
 from jaxrl.errors import PromptTooLongError
 from jaxrl.inference.endpoint import GenerateRequest, Generation, TokenSampling
-from jaxrl.inference.frozen import FrozenPool
+from jaxrl.inference.frozen import FrozenPool, connect_frozen_pool
 from jaxrl.inference.http import HttpEndpoint
+from jaxrl.inference.rendering import Renderer
 from jaxrl.inference.wire import COMPLETIONS_PATH, TOKENS_PATH
 from jaxrl.launch.serving import Running, serve
 from jaxrl.models import load_pretrained
+from jaxrl.orchestrator.sources import FrozenSource, vocabulary_unlike
 from jaxrl.trainer.compiles import num_compiles
+from jaxrl.types import Rollout, Task
 from jaxrl.weights import WeightStore
 from tests.e2e.runs import ROOT
 from tests.engine.tiny import generate
@@ -287,6 +293,36 @@ async def test_a_frozen_pool_gets_by_either_route_what_the_engine_gives(server: 
         np.testing.assert_allclose(await pool.score(prompt), future.result(timeout=0), rtol=0, atol=1e-5)
     finally:
         await pool.close()
+
+
+async def test_a_source_of_rollouts_gets_the_same_in_tokens_and_in_words(server: Running) -> None:
+    async def foreign(pool: FrozenPool, own: Renderer) -> str | None:
+        return "as if it were another"
+
+    played: list[Rollout] = []
+    for compare in (vocabulary_unlike, foreign):
+        source = FrozenSource(
+            FrozenModelConfig(name="small", base_url=[server.url], api_key_var=KEY_VAR),
+            server.backend.renderer,
+            SamplingConfig(temperature=0.0, max_tokens=12),
+            run_seed=0,
+            window=48,
+            connect=functools.partial(connect_frozen_pool, environ={KEY_VAR: KEY}),
+            compare=compare,
+        )
+        try:
+            await source.setup()
+            rollout = Rollout(Task("toy", "t", {}), "toy/0", member=0, draw_index=0)
+            await source.open_session(rollout).ask(QUESTION)
+            played.append(rollout)
+        finally:
+            for pool in source.connected_pools:
+                await pool.close()
+        assert source._is_foreign is (compare is foreign), "the server tells what its ids stand for"
+    for tokens, words in zip(*(rollout.nodes for rollout in played), strict=True):
+        assert (tokens.content, tokens.finish_reason, tokens.num_sampled) == (words.content, words.finish_reason, words.num_sampled)
+        assert tokens.token_ids.tolist() == words.token_ids.tolist()
+    assert played[0].nodes[-1].num_sampled > 1
 
 
 # Many, and those that misbehave

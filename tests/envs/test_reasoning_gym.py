@@ -1,5 +1,6 @@
 """Questions of reasoning_gym: which there are, which split they are in, and what a reply is worth."""
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -63,9 +64,9 @@ def test_a_question_of_two_tiers_belongs_to_the_first() -> None:
 
 
 async def reward_of(config: ReasoningGymEnvConfig, endpoint: ScriptedEndpoint, index: int = 0) -> float | None:
-    env = reasoning_gym_environment(config)
-    rollout = make_rollout(env.tasks()[index])
-    await play_rollout(env, rollout, open_session(endpoint, rollout), 10.0)
+    with contextlib.closing(reasoning_gym_environment(config)) as env:
+        rollout = make_rollout(env.tasks()[index])
+        await play_rollout(env, rollout, open_session(endpoint, rollout), 30.0)
     assert rollout.failure is None
     return rollout.reward
 

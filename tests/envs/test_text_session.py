@@ -117,7 +117,8 @@ async def test_what_a_foreign_model_says_is_encoded_with_the_policys_tokenizer()
     assert all(node.logprobs is None and node.versions is None for node in rollout.nodes)
     assert [m["content"] for m in talker.requests[1].messages] == ["hi", "11", "more"]
     assert [r.sampling.seed for r in talker.requests] == [sampling_seed(0, "toy", 9, 3, turn) for turn in (0, 1)]
-    assert (talker.requests[0].sampling.temperature, talker.requests[0].sampling.top_p, talker.requests[0].sampling.max_tokens) == (0, 0.5, 20)
+    asked = talker.requests[0].sampling
+    assert (asked.temperature, asked.top_p, asked.max_tokens) == (0, 0.5, 20)
     assert rollout.metrics["forks"] == 0 and len(rollout_to_samples(rollout)) == 1
 
 

@@ -13,9 +13,9 @@ import pytest
 
 from jaxrl.errors import ConfigError, DeadlineError, EndpointDownError, EngineError, PromptTooLongError
 from jaxrl.inference.backoff import Backoff
-from jaxrl.inference.endpoint import Endpoint, FinishReason, GenerateRequest, PolicyEndpoint, TokenSampling
+from jaxrl.inference.endpoint import ChatReply, ChatRequest, Endpoint, FinishReason, GenerateRequest, PolicyEndpoint, TokenSampling
 from jaxrl.inference.http import HttpEndpoint
-from jaxrl.inference.wire import COMPLETIONS_PATH, TOKENS_PATH
+from jaxrl.inference.wire import CHAT_PATH, COMPLETIONS_PATH, TOKENS_PATH
 from tests.inference.wire_server import MODEL, WINDOW, Answer, Call, FakeModel, Script, WireServer, logprob
 
 QUICK = Backoff(first_s=0.001, longest_s=0.01)
@@ -118,10 +118,10 @@ async def test_a_server_that_is_not_there_is_down() -> None:
 
 async def test_a_server_that_accepts_and_never_answers_ends_with_the_name_of_the_call() -> None:
     model = FakeModel()
-    async with served(model, timeout_s=0.2) as (server, endpoint):
+    async with served(model, timeout_s=0.5) as (server, endpoint):
         await endpoint.score(PROMPT)
         model.wait_s = 30.0
-        with pytest.raises(DeadlineError, match=r"score of 3 tokens got no answer within 0.2 s \(`timeout_s`\)"):
+        with pytest.raises(DeadlineError, match=r"score of 3 tokens got no answer within 0.5 s \(`timeout_s`\)"):
             await endpoint.score(PROMPT)
         await until(lambda: server.num_closed_early == 1)
 
@@ -254,3 +254,17 @@ async def test_a_frozen_endpoint_takes_no_weights_and_no_alternatives() -> None:
     with pytest.raises(EngineError, match="num_top_logprobs"):
         await endpoint.generate(request(num_top_logprobs=2))
     await endpoint.close()
+
+
+async def test_a_chat_goes_to_the_chat_route_and_failures_are_those_of_any_other_call() -> None:
+    model = FakeModel(has_tokens_route=False)
+    chat = ChatRequest("r", ({"role": "user", "content": "hi"},), TokenSampling(max_tokens=3))
+    async with served(model) as (server, endpoint):
+        assert await endpoint.chat(chat) == ChatReply("HI", is_stopped=True)
+        assert server.paths() == [CHAT_PATH]
+        model.faults = [Answer(503, {"error": "busy"}), Answer(400, {"error": {"message": "maximum context length is 64"}})]
+        with pytest.raises(PromptTooLongError, match="maximum context length"):
+            await endpoint.chat(chat)
+        model.change = lambda answer: answer["choices"][0].pop("message")
+        with pytest.raises(EngineError, match=rf"'{MODEL}' at http.*request 'r': the server answered with the message None"):
+            await endpoint.chat(chat)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from jaxrl.errors import EngineError
 from jaxrl.inference import wire
-from jaxrl.inference.endpoint import FinishReason, GenerateRequest, TokenSampling
+from jaxrl.inference.endpoint import ChatReply, ChatRequest, FinishReason, GenerateRequest, TokenSampling
 
 PROMPT = np.array([5, 6, 7], np.int32)
 SAMPLING = TokenSampling(max_tokens=3, temperature=0.5, seed=2**63 - 1, stop_ids=(9,), stop=("end",))
@@ -178,3 +179,66 @@ def test_models_are_listed_with_the_window_that_the_server_tells() -> None:
 )
 def test_what_a_server_says_is_wrong_is_one_line(content: bytes, said: str) -> None:
     assert wire.read_problem(content) == said
+
+
+def test_a_salt_is_sent_where_there_is_one_and_logprobs_are_asked_for_where_they_are_wanted() -> None:
+    for path in (wire.TOKENS_PATH, wire.COMPLETIONS_PATH):
+        salted = wire.generate_body(path, "m", dataclasses.replace(REQUEST, cache_salt="v3"))
+        assert salted == wire.generate_body(path, "m", REQUEST) | {"cache_salt": "v3"}
+        quiet = wire.generate_body(path, "m", dataclasses.replace(REQUEST, wants_logprobs=False))
+        settings = quiet["sampling_params"] if path == wire.TOKENS_PATH else quiet
+        assert "logprobs" not in settings and settings["seed"] == SAMPLING.seed
+
+
+@pytest.mark.parametrize("path", ANSWERS)
+def test_logprobs_that_nobody_wanted_are_nan_and_may_be_missing(path: str) -> None:
+    request = dataclasses.replace(REQUEST, wants_logprobs=False)
+    generation = wire.read_generation(json.dumps(changed(ANSWERS[path], logprobs=None)).encode(), path, request)
+    assert generation.token_ids.tolist() == [8, 9] and np.isnan(generation.logprobs).all() and len(generation.logprobs) == 2
+
+
+CHAT = ChatRequest("r", ({"role": "user", "content": "hi"},), SAMPLING)
+CHAT_ANSWER: dict[str, Any] = {"choices": [{"finish_reason": "stop", "message": {"role": "assistant", "content": "yo"}}]}
+
+
+def say(answer: Any) -> ChatReply:
+    return wire.read_chat(json.dumps(answer).encode(), CHAT)
+
+
+def test_a_chat_is_asked_for_with_every_setting_but_ids_of_a_vocabulary_that_is_not_the_servers() -> None:
+    assert wire.chat_body("m", CHAT) == {
+        "model": "m",
+        "stream": False,
+        "messages": [{"role": "user", "content": "hi"}],
+        "max_tokens": 3,
+        "temperature": 0.5,
+        "top_p": 1.0,
+        "top_k": 0,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "seed": 2**63 - 1,
+        "n": 1,
+        "stop": ["end"],
+    }
+
+
+def test_a_chat_reply_is_its_text_and_how_it_ended() -> None:
+    assert say(CHAT_ANSWER) == ChatReply("yo", is_stopped=True)
+    assert say(changed(CHAT_ANSWER, finish_reason="length")) == ChatReply("yo", is_stopped=False)
+    assert say(changed(CHAT_ANSWER, stop_reason=9)) == ChatReply("yo", is_stopped=True), "a stop id of the server's own"
+    assert say(changed(CHAT_ANSWER, stop_reason="end")) == ChatReply("yoend", is_stopped=True, stop_string="end")
+    assert say(changed(CHAT_ANSWER, message={"content": ""})) == ChatReply("", is_stopped=True)
+
+
+@pytest.mark.parametrize(
+    ("choice", "said"),
+    [
+        ({"message": {"content": None, "tool_calls": [{}]}}, "expected one with a text as `content`"),
+        ({"message": "yo"}, "expected one with a text"),
+        ({"finish_reason": "content_filter"}, "`finish_reason`='content_filter'"),
+        ({"finish_reason": "abort"}, "gave the reply up before its end"),
+    ],
+)
+def test_a_chat_answer_that_is_no_reply_is_an_error(choice: dict[str, Any], said: str) -> None:
+    with pytest.raises(EngineError, match=said):
+        say(changed(CHAT_ANSWER, **choice))

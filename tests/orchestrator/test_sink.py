@@ -10,7 +10,12 @@ import pytest
 
 from jaxrl.blame import component_of_error
 from jaxrl.config.algorithm import GRPOConfig
-from jaxrl.config.filters import ZeroAdvantageFilterConfig
+from jaxrl.config.filters import (
+    GibberishFilterConfig,
+    MinRewardFilterConfig,
+    OverlongFilterConfig,
+    ZeroAdvantageFilterConfig,
+)
 from jaxrl.errors import RunFailedError
 from jaxrl.monitors.ledger import Ledger
 from jaxrl.orchestrator.algo import GRPO, Algorithm
@@ -19,10 +24,13 @@ from jaxrl.orchestrator.groups import OpenGroup
 from jaxrl.orchestrator.metrics import StepTally
 from jaxrl.orchestrator.sink import MAX_SCORING_HOOKS, Sink
 from jaxrl.orchestrator.sources import DemonstrationSource
-from jaxrl.types import Boundary, Group
+from jaxrl.types import Boundary, Bucket, Group
 from tests.builders import make_group, make_rollout
 from tests.fakes import ScriptedPool, ToyEnv
 from tests.orchestrator.wiring import ROW_LENGTH, make_env, make_run, renderer
+
+BESIDE = ("dispatched", "pending", "truncated")
+"""Counts of the ledger that are no end of a rollout."""
 
 
 def _sink(**settings) -> Sink:
@@ -229,3 +237,44 @@ async def test_a_rollout_without_a_reward_is_not_trained_on_whichever_loss_its_t
     assert [r.member for r in kept.rollouts] == [0]
     assert [r.bucket for r in opened.members] == ["pending", "unscored"]
     assert opened.members[1].samples[0].advantages is None, "it is in no baseline either"
+
+
+async def test_every_rollout_that_a_filter_drops_is_in_its_bucket_and_the_sums_hold():
+    before = [MinRewardFilterConfig(threshold=0.3), OverlongFilterConfig(max_completion_tokens=4)]
+    after = [ZeroAdvantageFilterConfig(enforce=False), OverlongFilterConfig(max_completion_tokens=3), GibberishFilterConfig()]
+    run = make_run(max_steps=4, pre_batch_filters=before, post_batch_filters=after)
+    await run.play()
+    played = [rollout for rollouts in run.monitors.rollouts.values() for rollout in rollouts]
+    for rollout in played:
+        expected = (
+            "filtered/min_reward"
+            if rollout.reward < 0.3
+            else "filtered/overlong"
+            if rollout.num_completion_tokens > 3
+            else Bucket.TRAINED
+        )
+        assert rollout.bucket == expected
+    _, last = run.monitors.steps[-1]
+    ends = {name: count for name, count in last.items() if name.startswith("ledger/") and name.split("/")[1] not in BESIDE}
+    assert sum(ends.values()) == last["ledger/dispatched"] == len(played) and last["ledger/pending"] == 0
+    assert ends["ledger/filtered/min_reward"] > 0 and ends["ledger/filtered/overlong"] > 0 and ends["ledger/trained"] > 0
+    assert ends["ledger/filtered/zero_advantage"] == ends["ledger/filtered/gibberish"] == 0, "they have a column all the same"
+    assert {"filters/min_reward/frac", "filters/overlong/frac", "filters/zero_advantage/frac"} <= set(last)
+    assert last["filters/gibberish/frac"] == 0
+
+
+async def test_environments_trained_by_different_components_share_a_step_and_are_counted_apart():
+    class Imitating(GRPO):
+        action_loss_type = "ce"
+
+    def envs(pool):
+        return [make_env(pool, ToyEnv("played")), make_env(pool, ToyEnv("imitated"), algorithm=Imitating(GRPOConfig(), pool))]
+
+    run = make_run(envs=envs, batch_size=16, max_steps=1)
+    await run.play()
+    _, row = run.monitors.steps[0]
+    counts = run.batches[0].member_counts.sum(0)
+    assert [row["tokens/rl/played"], row["tokens/ce/imitated"], 0] == counts.tolist() and counts[0] > 0 < counts[1]
+    assert "tokens/ce/played" not in row and "tokens/rl/imitated" not in row
+    for name in ("rollout/reward/mean", "rollout/completion_tokens/mean"):
+        assert row[f"{name}/played"] != row[f"{name}/imitated"]

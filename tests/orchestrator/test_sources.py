@@ -101,7 +101,7 @@ async def no_difference(pool: FrozenPool, own: Renderer) -> str | None:
 async def test_the_shorter_of_the_models_window_and_the_trainers_row_bounds_a_rollout() -> None:
     for window, bound in ((WINDOW + 100, WINDOW), (WINDOW - 20, WINDOW - 20)):
         settings = SamplingConfig(max_tokens=63)
-        async with frozen(FakeModel(), window=window, sampling=settings, compare=no_difference) as (sampler, server):
+        async with frozen(FakeModel(), window=window, sampling=settings, compare=no_difference) as (sampler, _):
             await sampler.setup()
             rollout = rollout_of(sampler.environment)
             await sampler.play(rollout)
@@ -110,8 +110,8 @@ async def test_the_shorter_of_the_models_window_and_the_trainers_row_bounds_a_ro
 
 
 async def test_a_model_whose_window_leaves_no_room_for_a_prompt_is_refused_at_set_up() -> None:
-    async with frozen(FakeModel(), sampling=SamplingConfig(max_tokens=WINDOW), compare=no_difference) as (sampler, server):
-        with pytest.raises(ConfigError, match=rf"frozen model 'toy' at http.*holds sequences of {WINDOW} tokens, and `sampling.max_tokens`"):
+    async with frozen(FakeModel(), sampling=SamplingConfig(max_tokens=WINDOW), compare=no_difference) as (sampler, _):
+        with pytest.raises(ConfigError, match=rf"frozen model 'toy' at http.*sequences of {WINDOW} tokens, and `sampling.max_tokens`"):
             await sampler.setup()
         assert len(sampler.connected_pools) == 1, "it is closed with the others"
 
@@ -168,6 +168,6 @@ async def test_the_comparison_of_vocabularies_may_fail_the_set_up() -> None:
     async def too_slow(pool: FrozenPool, own: Renderer) -> str | None:
         raise DeadlineError("compared for too long")
 
-    async with frozen(FakeModel(), compare=too_slow) as (sampler, server):
+    async with frozen(FakeModel(), compare=too_slow) as (sampler, _):
         with pytest.raises(DeadlineError, match="compared for too long"):
             await sampler.setup()

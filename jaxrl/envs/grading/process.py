@@ -25,6 +25,8 @@ from jaxrl.errors import GraderError
 
 GRACE_S = 0.5
 """A process ends itself at its deadline, saying where it was; one that does not is killed so much later."""
+LOOK_EVERY_S = 0.2
+"""How often a process that is asked is looked at, whether it has ended without closing its pipes."""
 END_DEADLINE_S = 5.0
 MAX_ANSWER_BYTES = 1 << 16
 MAX_TRACE_BYTES = 1 << 16
@@ -74,8 +76,7 @@ class Process:
         except TimeoutError:
             raise self._late(deadline_s) from None
         except (BrokenPipeError, EOFError):
-            # Which of the two clocks ran down first does not matter.
-            raise (self._late(deadline_s) if time.monotonic() > end_s - 1.1 * GRACE_S else self._dead()) from None
+            raise (self._late(deadline_s) if "Timeout (" in self._trace_text() else self._dead()) from None
         except ValueError:
             answer = None
         match answer:
@@ -128,7 +129,7 @@ class Process:
     def _wait(self, descriptor: int, events: int, end_s: float) -> None:
         ready = select.poll()
         ready.register(descriptor, events)
-        while not ready.poll(1000 * min(1.0, max(0.0, end_s - time.monotonic()))):
+        while not ready.poll(1000 * min(LOOK_EVERY_S, max(0.0, end_s - time.monotonic()))):
             if time.monotonic() >= end_s:
                 raise TimeoutError
             if self._popen.poll() is not None:  # it forked, and the copy holds its pipe open
@@ -150,8 +151,10 @@ class Process:
 
     def _place(self) -> str:
         """Say where the function was when its process ended, if the process has left word."""
-        text = os.pread(self._trace.fileno(), MAX_TRACE_BYTES, 0).decode(errors="replace")
-        return "".join(f"\n  {line.strip()}" for line in innermost_lines(text))
+        return "".join(f"\n  {line.strip()}" for line in innermost_lines(self._trace_text()))
+
+    def _trace_text(self) -> str:
+        return os.pread(self._trace.fileno(), MAX_TRACE_BYTES, 0).decode(errors="replace")
 
 
 def innermost_lines(trace: str) -> list[str]:

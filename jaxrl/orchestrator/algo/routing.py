@@ -57,7 +57,8 @@ def fold_coefficients(sample: TrainingSample, coefficients: CoefficientsConfig) 
       coefficients: of the sample's environment.
 
     Raises:
-      SampleError: the weights to multiply are no [L] float32 stream of finite numbers.
+      SampleError: the weights to multiply are no [L] float32 stream of finite numbers, or a product is too large or too
+        small for float32.
 
     Example:
       >>> sample = TrainingSample(token_ids=np.arange(3, dtype=np.int32), loss_mask=np.array([False, True, True]),
@@ -75,9 +76,18 @@ def fold_coefficients(sample: TrainingSample, coefficients: CoefficientsConfig) 
         written = _checked_stream(sample, name)
         if component == "rl":
             written = np.where(sample.loss_mask, 1.0 if written is None else written, 0.0)
-        if written is not None:
-            with np.errstate(over="ignore"):  # too large a product becomes infinite, which `check_streams` refuses by name
-                setattr(sample, name, (coefficient * written.astype(np.float64)).astype(np.float32))
+        if written is None:
+            continue
+        with np.errstate(over="ignore", under="ignore"):
+            folded = (coefficient * written.astype(np.float64)).astype(np.float32)
+        # Invariant: only 0 takes a token out. Devices flush subnormal numbers to 0, so those are lost as well.
+        is_kept = np.isfinite(folded) & (np.abs(folded) >= np.finfo(np.float32).tiny)
+        if coefficient != 0 and not is_kept[written != 0].all():
+            raise SampleError(
+                f"env {sample.env_name!r}: `coefficients.{component}`={coefficient:g} takes a weight in `{name}` out of the range of "
+                "float32; use one nearer to 1, or 0 to leave the component out"
+            )
+        setattr(sample, name, folded)
 
 
 def check_streams(sample: TrainingSample, *, has_policy_logprobs: bool) -> None:

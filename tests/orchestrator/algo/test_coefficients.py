@@ -111,10 +111,11 @@ async def test_a_coefficient_other_than_0_changes_no_member_count(name, rl, ce, 
     assert counts[0] == counts[1]
 
 
-async def test_a_coefficient_so_large_that_a_weight_is_infinite_fails_the_rollout():
-    rollout = await stamped("grpo", rl=1e300)
+@pytest.mark.parametrize("coefficient", [1e300, 1e-300, 1e-40])
+async def test_a_coefficient_that_float32_cannot_hold_fails_the_rollout_and_is_never_taken_for_0(coefficient):
+    rollout = await stamped("grpo", rl=coefficient)
     assert rollout.failure.boundary is Boundary.ALGORITHM
-    assert rollout.failure.message == "env 'toy': `rl_weights` is not finite at token 2"
+    assert rollout.failure.message.startswith(f"env 'toy': `coefficients.rl`={coefficient:g} takes a weight in `rl_weights` out of")
 
 
 def test_the_array_that_an_algorithm_wrote_is_not_written_into():
