@@ -11,7 +11,7 @@ PYTHONS ?= python3.13 python3.12 python3.11 python3 python
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-$(EXTRAS)
 
-.PHONY: help setup quickstart smollm2 start-model bench test test-all lint
+.PHONY: help setup quickstart smollm2 start-model algorithms bench test test-all lint
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,6 +41,10 @@ smollm2: setup ## Fetch SmolLM2-135M-Instruct (93 MB) and convert it to models/ 
 
 start-model: setup ## Make the quickstart's starting model anew
 	$(BIN)/python configs/quickstart/make_start_model.py
+
+algorithms: setup ## Train each algorithm of configs/algorithms on this CPU and draw its curves
+	$(BIN)/python configs/algorithms/prepare.py
+	$(BIN)/python benchmarks/algorithms.py
 
 bench: setup ## Measure trainer, engine and packer; PEER_PYTHON=/path/to/python (torch, transformers) adds the peers
 	PEER_PYTHON='$(PEER_PYTHON)' $(BIN)/python benchmarks/trainer.py

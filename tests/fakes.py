@@ -303,6 +303,7 @@ class RecordingMonitors:
     def __init__(self) -> None:
         self.steps: list[tuple[int, dict[str, float]]] = []
         self.rollouts: dict[int, list[Rollout]] = {}
+        self.updated: list[int] = []
         self.statuses: list[str] = []
         self.progressed: list[tuple[str, int, int]] = []
 
@@ -313,6 +314,11 @@ class RecordingMonitors:
     def log_rollouts(self, step: int, rollouts: Sequence[Rollout]) -> None:
         """Keep rollouts by step, appended as in the run folder."""
         self.rollouts.setdefault(step, []).extend(rollouts)
+
+    def update_rollouts(self, step: int, rollouts: Sequence[Rollout]) -> None:
+        """Keep the rollouts in place of those of the same step."""
+        self.rollouts[step] = list(rollouts)
+        self.updated.append(step)
 
     def status(self, text: str) -> None:
         """Keep what is being waited for."""

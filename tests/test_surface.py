@@ -4,15 +4,20 @@ import importlib
 import inspect
 
 import pytest
+from pydantic import TypeAdapter
 
 from jaxrl.monitors.metrics import MEANINGS
+from tests.fakes import ScriptedPool
 
 POSITIONAL, KEYWORD = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
 
 NAMES = {
     "jaxrl.losses": ("count_members", "compute_loss"),
     "jaxrl.orchestrator.algo": ("Algorithm", "ALGORITHM_CLASSES", "build_algorithm"),
-    "jaxrl.orchestrator.algo.advantage": ("group_mean_advantages",),
+    "jaxrl.orchestrator.algo.advantage": (
+        *("group_mean_advantages", "max_rl_advantages", "leave_one_out_advantages", "efficiency_advantages", "baseline_advantages"),
+        *("decayed_baseline", "rewards_are_equal"),
+    ),
     "jaxrl.types": ("Task", "Rollout", "TrainingSample", "MicroBatch", "TrainBatch", "StepReport"),
     "jaxrl.batching": ("rollout_to_samples", "pack", "STREAM_FILL"),
     "jaxrl.tasks": ("TaskSampler", "SequentialSampler", "UniformSampler"),
@@ -21,6 +26,13 @@ NAMES = {
     "jaxrl.models": ("load_pretrained", "save_pretrained"),
     "jaxrl.config.trainer": ("DefaultLossConfig", "IPOLossConfig"),
 }
+
+ALGORITHMS = {
+    **dict.fromkeys(("grpo", "max_rl", "rloo", "reinforce", "rae"), "rl"),
+    **dict.fromkeys(("opd", "opsd"), "ref_kl"),
+    "sft": "ce",
+}
+"""Every `algo.type` and the loss component that its sampled tokens feed."""
 
 METRICS = (
     *("rollout/reward/mean", "rollout/reward/mean/<env>", "rollout/completion_tokens/mean", "rollout/error_frac", "rollout/truncated_frac"),
@@ -72,13 +84,32 @@ def test_samples_are_packed_with_shapes_by_keyword() -> None:
 def test_an_algorithm_has_a_loss_type_two_hooks_and_two_drivers() -> None:
     from jaxrl.orchestrator.algo import ALGORITHM_CLASSES, Algorithm, build_algorithm
 
-    assert list(parameters(build_algorithm).items())[:2] == [("config", POSITIONAL), ("policy_pool", POSITIONAL)]
-    assert all(p.default is not p.empty for p in list(inspect.signature(build_algorithm).parameters.values())[2:])
+    config, pool, *rest = inspect.signature(build_algorithm).parameters.values()
+    assert [(p.name, p.kind) for p in (config, pool)] == [("config", POSITIONAL), ("policy_pool", POSITIONAL)]
+    assert all(p.default is not p.empty for p in rest), "two arguments are enough, whatever else may be given"
     assert "ClassVar" in Algorithm.__annotations__["action_loss_type"]
     for hook in ("setup", "score_rollout", "score_group", "finalize_rollout", "finalize_group"):
         assert inspect.iscoroutinefunction(getattr(Algorithm, hook)), hook
     assert callable(Algorithm.connect)
-    assert all(cls.action_loss_type in ("rl", "ce", "ref_kl") for cls in ALGORITHM_CLASSES.values())
+    assert {name: cls.action_loss_type for name, cls in ALGORITHM_CLASSES.items()} == ALGORITHMS
+
+
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name not in ("opd", "sft")])
+def test_an_algorithm_without_a_frozen_model_is_built_from_its_type_and_a_pool(name: str) -> None:
+    from jaxrl.config.algorithm import AlgorithmConfig
+    from jaxrl.orchestrator.algo import ALGORITHM_CLASSES, build_algorithm
+
+    config = TypeAdapter(AlgorithmConfig).validate_python({"type": name})
+    assert isinstance(build_algorithm(config, ScriptedPool()), ALGORITHM_CLASSES[name])
+
+
+def test_advantages_are_functions_of_the_rewards_of_a_group() -> None:
+    from jaxrl.orchestrator.algo import advantage
+
+    relative = ("group_mean_advantages", "max_rl_advantages", "leave_one_out_advantages")
+    assert all(parameters(getattr(advantage, name)) == {"rewards_G": POSITIONAL} for name in relative)
+    assert parameters(advantage.efficiency_advantages) == {"rewards_G": POSITIONAL, "costs_G": POSITIONAL}
+    assert parameters(advantage.baseline_advantages) == {"rewards_G": POSITIONAL, "baseline": POSITIONAL}
 
 
 @pytest.mark.parametrize("name", ["SequentialSampler", "UniformSampler"])

@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Literal
 
 from rich.console import Console
 
@@ -25,6 +26,8 @@ OUT = ROOT / "models" / "algorithms"
 MAKER = ROOT / "configs" / "quickstart" / "make_start_model.py"
 START_MODEL = ROOT / "configs" / "quickstart" / "start_model"
 
+SPLITS: tuple[tuple[Literal["heldout", "train"], int, int], ...] = (("heldout", 5_000_000, 8_000), ("train", 7_000_000, 20_000))
+"""Split, seed and number of the sums: the quickstart's, so that the held-out questions are the same ones, in the same order."""
 TEACHER = {"steps": 500, "lr": 2e-3, "worked_share": 1.0, "max_terms": 5}
 """The start model, trained further on answers that are all worked out, of 3 to 5 terms."""
 HINTED_START = {"steps": 700, "hinted_share": 0.4}
@@ -42,8 +45,7 @@ def make_sums(out: Path, console: Console) -> None:
     spec.loader.exec_module(maker)
     parameters = {"min_terms": 3, "max_terms": 4, "min_digits": 1, "max_digits": 1}
     lines = []
-    # The same seeds as in the quickstart, so that the held-out questions are the same ones, in the same order.
-    for split, seed, num_tasks in (("heldout", 5_000_000, 8_000), ("train", 7_000_000, 20_000)):
+    for split, seed, num_tasks in SPLITS:
         config = ReasoningGymEnvConfig(dataset="chain_sum", parameters=parameters, num_tasks=num_tasks, seed=seed, split=split)
         for task in build_environment(config).tasks():
             demonstration = maker.worked(maker.expression_of(task["question"]))

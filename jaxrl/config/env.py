@@ -95,7 +95,7 @@ class EnvBase(Section):
     """A rollout still running after this many seconds is an error (`timeout`), not a reward of 0."""
     reward: RewardConfig | None = None
     """What scores a reply in place of the environment's own scorer; null keeps that one."""
-    reward_deadline_s: float = Field(default=30.0, gt=0)
+    reward_deadline_s: float = Field(default=30.0, gt=0, le=86400)
     """A scorer that runs in a worker process is killed after this many seconds; the reward is then missing, not 0. Waiting for a
     free process does not count."""
     reward_workers: int = Field(default=2, ge=1)

@@ -63,6 +63,8 @@ class FrozenModelConfig(ClientConfig):
     """The model's name as the servers list it under `/v1/models`."""
     base_url: list[str] = Field(min_length=1)
     """Base URLs ending in `/v1`, of servers that serve the same model; requests are spread over them."""
+    ready_deadline_s: float = Field(default=60.0, gt=0)
+    """How long the run waits, before its first rollout, for these servers to be ready, in seconds."""
 
 
 class PolicyModelConfig(Section):

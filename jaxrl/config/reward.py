@@ -20,7 +20,10 @@ class MathVerifyRewardConfig(Section):
 
 
 class PythonRewardConfig(Section):
-    """Any Python function `score(spec, text, **kwargs)` that returns a number, or None for a reply that it cannot score."""
+    """Any Python function `score(spec, text, **kwargs)` that returns a number, or None for a reply that it cannot score.
+
+    It may be a coroutine function.
+    """
 
     type: Literal["python"] = "python"
     """Which reward: `math_verify` or `python`."""

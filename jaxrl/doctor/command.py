@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from rich.console import Console
 
 from jaxrl.config.load import build_parser, load_config_aloud, parse_cli
+from jaxrl.doctor.demonstrations import check_demonstrations
 from jaxrl.doctor.endpoint import check_endpoint
 from jaxrl.doctor.examination import Examination
 from jaxrl.doctor.finding import Finding, Level, bad
@@ -15,6 +16,7 @@ from jaxrl.doctor.memory import check_memory
 from jaxrl.doctor.model import check_head, check_model
 from jaxrl.doctor.parity import check_logprobs, check_parity
 from jaxrl.doctor.resume import check_resume
+from jaxrl.doctor.rewards import check_rewards
 from jaxrl.doctor.seeds import check_seeds
 from jaxrl.doctor.settings import check_budgets, check_config
 from jaxrl.doctor.template import check_template
@@ -27,6 +29,8 @@ CHECKS: dict[str, Callable[[Examination], Finding]] = {
     "tokenizer": check_tokenizer,
     "template": check_template,
     "budgets": check_budgets,
+    "rewards": check_rewards,
+    "demonstrations": check_demonstrations,
     "endpoint": check_endpoint,
     "head": check_head,
     "model": check_model,
@@ -67,6 +71,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             except Exception as error:  # what a check cannot stand is told as well, and the others still run
                 finding = bad(f"the check itself failed with {type(error).__name__}: {error}")
             is_good &= finding.is_good
-            out.print(f"{finding.level:4} {name:10}", style=_STYLES[finding.level], end="")
+            out.print(f"{finding.level:4} {name:14}", style=_STYLES[finding.level], end="")
             out.print(finding.text, markup=False, soft_wrap=True)
     return 0 if is_good else 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -36,6 +37,8 @@ class Examination:
 
     def __exit__(self, *_: object) -> None:
         self.release_arm()
+        for env in itertools.chain.from_iterable(self.__dict__.get("worlds", ())):
+            env.close()
 
     @property
     def model_name(self) -> str:

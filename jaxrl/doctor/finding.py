@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from enum import StrEnum
 
 
@@ -56,3 +57,14 @@ def verdict(text: str, problems: list[str], remarks: list[str]) -> Finding:
     """
     level = Level.BAD if problems else Level.WARNING if remarks else Level.GOOD
     return Finding(level, "; ".join([text, *problems, *remarks]))
+
+
+def joined(findings: Sequence[Finding]) -> Finding:
+    """Return several findings of one check as one, as bad as the worst of them.
+
+    Example:
+      >>> joined([good("a"), warning("b")])
+      Finding(level=<Level.WARNING: 'warn'>, text='a; b')
+    """
+    levels = [finding.level for finding in findings]
+    return Finding(max(levels, key=list(Level).index), "; ".join(finding.text for finding in findings))

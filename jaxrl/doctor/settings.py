@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from typing import Literal, NamedTuple
 
+from jaxrl.config.env import EnvBase
 from jaxrl.doctor.examination import Examination
-from jaxrl.doctor.finding import Finding, bad, good
-from jaxrl.envs.base import Message, Reply
-from jaxrl.inference.rendering import Renderer
-
-PROBED_TASKS = 16
-"""Tasks of each environment whose prompts are rendered."""
+from jaxrl.doctor.finding import Finding, Level, bad, good, joined, warning
+from jaxrl.doctor.probes import play_empty
+from jaxrl.envs.base import Environment
 
 
 def check_config(exam: Examination) -> Finding:
@@ -26,43 +24,73 @@ def check_config(exam: Examination) -> Finding:
 
 def check_budgets(exam: Examination) -> Finding:
     """Prompts leave room for replies in the window, and whole rollouts fit a row."""
-    config = exam.config
-    longest = max(_prompt_lengths(exam))
-    max_tokens = max(config.orchestrator.sampling_of(env).max_tokens for env in config.orchestrator.train.env)
-    window, row = config.engine.max_model_len, config.trainer.row_length
-    needed = longest + max_tokens
-    text = f"longest of the probed prompts {longest} + reply {max_tokens} = {needed} tokens; window {window}, row {row}"
+    settings = exam.config.orchestrator
+    train, heldout = exam.worlds
+    needs = [
+        _need_of(exam, env, settings.sampling_of(env_config).max_tokens, _source_of(exam, env_config))
+        for env_config, env in zip(settings.train.env, train, strict=True)
+    ]
+    for env_config, env in zip(settings.eval.env, heldout, strict=True):
+        needs.append(_need_of(exam, env, (env_config.sampling or settings.eval.sampling).max_tokens, "evaluation"))
+    found = {need: _judge(exam, need) for need in needs}
+    worst = joined(list(found.values())).level
+    if worst is not Level.GOOD:
+        return joined([finding for finding in found.values() if finding.level is not Level.GOOD])
+    return found[max(needs, key=lambda need: need.num_tokens)]
+
+
+class _Need(NamedTuple):
+    """What the rollouts of one environment take."""
+
+    env_name: str
+    source: Literal["policy", "evaluation", "frozen", "demonstrations"]
+    """Who writes its replies; in an evaluation nothing is trained on."""
+    longest: int
+    """Tokens of its longest prompt, of those that were probed."""
+    max_tokens: int
+    """Tokens of a reply; 0 for demonstrations, which have a check of their own."""
+
+    @property
+    def num_tokens(self) -> int:
+        return self.longest + self.max_tokens
+
+
+def _source_of(exam: Examination, env_config: EnvBase) -> Literal["policy", "frozen", "demonstrations"]:
+    algo = exam.config.orchestrator.algo_of(env_config)
+    return "policy" if algo.samples_from_live_policy else "frozen" if algo.samples_from_model else "demonstrations"
+
+
+def _need_of(
+    exam: Examination, env: Environment, max_tokens: int, source: Literal["policy", "evaluation", "frozen", "demonstrations"]
+) -> _Need:
+    lengths = [length for _, prompts in asyncio.run(play_empty(exam, env)) for length in prompts]
+    return _Need(env.name, source, max(lengths, default=0), 0 if source == "demonstrations" else max_tokens)
+
+
+def _judge(exam: Examination, need: _Need) -> Finding:
+    """Say whether what one environment needs is there."""
+    window, row = exam.config.engine.max_model_len, exam.config.trainer.row_length
+    longest, needed = need.longest, need.num_tokens
+    figures = f"{longest}" if need.source == "demonstrations" else f"{longest} + reply {need.max_tokens} = {needed}"
+    where = "evaluation env" if need.source == "evaluation" else "env"
+    text = f"{where} {need.env_name!r}: longest of the probed prompts {figures} tokens; window {window}, row {row}"
+    if not longest:
+        return bad(f"{where} {need.env_name!r} asked nothing in any of the probed tasks; see the check `rewards`, or play one by hand")
     if longest >= window:
         return bad(f"{text}: prompts do not fit; raise `inference.max_model_len` above {longest}")
+    if need.source in ("frozen", "demonstrations"):
+        # What is longer than one of the two cannot be trained on, and is not written.
+        if longest >= row:
+            return bad(f"{text}: prompts leave no room for a reply in a row; raise `trainer.row_length` above {longest}")
+        if needed > min(window, row):
+            return warning(
+                f"{text}: a long reply of the frozen model will be cut where it could not be trained on; raise `inference.max_model_len` "
+                f"and `trainer.row_length` to {needed}, or lower `max_tokens`"
+            )
+        return good(text)
     if needed > window:
-        return bad(f"{text}: replies will be cut at the window; raise `inference.max_model_len` to {needed}")
-    if needed > row and config.trainer.overlong == "drop":
+        what = "replies will be cut at the window; raise `inference.max_model_len` to"
+        return warning(f"{text}: {what} {needed}") if need.source == "evaluation" else bad(f"{text}: {what} {needed}")
+    if needed > row and exam.config.trainer.overlong == "drop" and need.source == "policy":
         return bad(f"{text}: long rollouts will be dropped; raise `trainer.row_length` to {needed}")
     return good(text)
-
-
-class _PromptProbe:
-    """A session without a policy: measures prompts and answers nothing."""
-
-    def __init__(self, renderer: Renderer) -> None:
-        self.renderer = renderer
-        self.lengths: list[int] = []
-
-    async def ask(self, messages: Sequence[Message]) -> Reply:
-        """Note the prompt's length and reply with the empty string."""
-        self.lengths.append(len(self.renderer.open_turn(None, messages).prompt_ids))
-        return Reply(text="", is_stopped=True, num_tokens=0)
-
-
-def _prompt_lengths(exam: Examination) -> list[int]:
-    """Return the prompt lengths of some tasks of every environment, in tokens."""
-    train, heldout = exam.worlds
-    probe = _PromptProbe(exam.renderer)
-
-    async def play() -> None:
-        for env in (*train, *heldout):
-            for spec in env.tasks()[:PROBED_TASKS]:
-                await env.play(spec, probe)
-
-    asyncio.run(play())
-    return probe.lengths

@@ -80,6 +80,7 @@ class FrozenPool:
       endpoints: at least one, by the name that messages give it.
       max_concurrency: requests in flight at the same time; further ones wait.
       timeout_s: deadline of a request once it has a place, whichever endpoints have a try at it.
+      ready_deadline_s: how long `setup` waits, unless it is told otherwise.
       cool_down_s: how long an endpoint that failed is left alone.
       clock: monotonic time in seconds.
     """
@@ -91,6 +92,7 @@ class FrozenPool:
         *,
         max_concurrency: int = 64,
         timeout_s: float = 600.0,
+        ready_deadline_s: float = 60.0,
         cool_down_s: float = COOL_DOWN_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -102,6 +104,7 @@ class FrozenPool:
         self._endpoints = tuple(_EndpointState(name, endpoint) for name, endpoint in endpoints.items())
         self._places = asyncio.Semaphore(max_concurrency)
         self._timeout_s = timeout_s
+        self._ready_deadline_s = ready_deadline_s
         self._cool_down_s = cool_down_s
         self._clock = clock
         self._probes: dict[str, asyncio.Task[None]] = {}
@@ -109,20 +112,21 @@ class FrozenPool:
     def __str__(self) -> str:
         return f"frozen model {self.name!r} at {', '.join(state.name for state in self._endpoints)}"
 
-    async def setup(self, *, window: int | None = None, scored_ids: np.ndarray | None = None, deadline_s: float = 60.0) -> None:
+    async def setup(self, *, window: int | None = None, scored_ids: np.ndarray | None = None, deadline_s: float | None = None) -> None:
         """Wait until every endpoint is ready, and check that it can do what will be asked of it.
 
         Args:
           window: the longest sequence that will be sent, if known.
           scored_ids: [L] int32, a few ids that are scored once on each endpoint, for a pool that will be asked to score;
             their windows must then be longer by one, because a server also samples a token after what it scores.
-          deadline_s: for all of it, in seconds.
+          deadline_s: for all of it, in seconds; None takes the pool's own.
 
         Raises:
           EngineError: an endpoint answers, but does not serve the model, refuses the key or cannot score.
           ConfigError: the window of an endpoint is too short.
           DeadlineError: an endpoint is not ready by the deadline.
         """
+        deadline_s = self._ready_deadline_s if deadline_s is None else deadline_s
         waiting = {state.name: "it has not answered" for state in self._endpoints}
 
         async def prepare(state: _EndpointState) -> int | None:
@@ -147,7 +151,7 @@ class FrozenPool:
             if not timer.expired():
                 raise
             states = "; ".join(f"{name}: {state}" for name, state in waiting.items())
-            raise DeadlineError(f"frozen model {self.name!r} was not ready within {deadline_s:g} s: {states}") from error
+            raise DeadlineError(f"frozen model {self.name!r} was not ready within {deadline_s:g} s (`ready_deadline_s`): {states}") from error
         except ExceptionGroup as group_error:
             raise _first_of_ours(group_error) from group_error
         windows = {state.name: task.result() for state, task in zip(self._endpoints, tasks, strict=True)}
@@ -296,7 +300,13 @@ def connect_frozen_pool(config: FrozenModelConfig, environ: Mapping[str, str]) -
         )
         for url in config.base_url
     }
-    return FrozenPool(config.name, endpoints, max_concurrency=config.max_concurrency, timeout_s=config.timeout_s)
+    return FrozenPool(
+        config.name,
+        endpoints,
+        max_concurrency=config.max_concurrency,
+        timeout_s=config.timeout_s,
+        ready_deadline_s=config.ready_deadline_s,
+    )
 
 
 def api_key(variable: str | None, environ: Mapping[str, str], setting: str = "api_key_var") -> str | None:

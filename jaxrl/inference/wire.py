@@ -60,7 +60,10 @@ def chat_body(model: str, request: ChatRequest) -> dict[str, Any]:
 
 
 def score_body(path: str, model: str, token_ids: np.ndarray) -> dict[str, Any]:
-    """Return the JSON body that asks for the logprobs of given tokens; the one token that it also samples is ignored."""
+    """Return the JSON body that asks for the logprobs of given tokens; the one token that it also samples is ignored.
+
+    It carries no cache salt: a server that computes prompt logprobs takes no prefix from its cache.
+    """
     return _body(path, model, token_ids, TokenSampling(max_tokens=1), {"prompt_logprobs": 0})
 
 

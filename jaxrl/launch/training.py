@@ -220,7 +220,6 @@ async def _train(
     def abandon() -> None:
         impatient = RunFailedError("the process was told to end a second time before the orderly stop was through")
         crash.write(blame(impatient, "orchestrator"))
-        orchestrator.abandon()
         monitors.abandon()
 
     def work() -> None:

@@ -54,6 +54,14 @@ def append_plain_lines(path: Path, values: Iterable[Any]) -> None:
             file.write(line + "\n")
 
 
+def replace_plain_lines(path: Path, values: Iterable[Any]) -> None:
+    """Write the lines that `append_plain_lines` writes in place of a file, in one move: a crash leaves the old or the new lines."""
+    new = _beside(path)
+    new.unlink(missing_ok=True)
+    append_plain_lines(new, values)
+    os.replace(new, path)
+
+
 def finite_values(values: Mapping[str, float]) -> dict[str, float]:
     """Return the values that a float can hold.
 
@@ -138,13 +146,17 @@ class MetricsFile:
 
     def _rewrite(self, rows: list[dict[str, Any]]) -> None:
         """Replace the file in one move, so that a crash leaves the old or the new rows."""
-        new = self._path.with_suffix(".jsonl.new")
+        new = _beside(self._path)
         new.write_text("".join(to_json(row) + "\n" for row in rows), encoding="utf-8")
         # Only now: a disk that is full must not leave a closed file, which would refuse every later row.
         if self._file is not None:
             self._file.close()
         os.replace(new, self._path)
         self._file = self._path.open("a", encoding="utf-8", buffering=1)
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(path.name + ".new")
 
 
 def plain(value: Any) -> Any:

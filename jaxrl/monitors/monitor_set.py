@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from rich.console import Console
 from jaxrl.config.monitors import MonitorsConfig
 from jaxrl.monitors import metrics
 from jaxrl.monitors.environment import describe_environment
-from jaxrl.monitors.jsonl import MetricsFile, append_lines, append_plain_lines, finite_values
+from jaxrl.monitors.jsonl import MetricsFile, append_lines, append_plain_lines, finite_values, replace_plain_lines
 from jaxrl.monitors.logs import RunLog
 from jaxrl.monitors.rollouts import rollout_record
 from jaxrl.monitors.terminal import Terminal
@@ -110,12 +110,23 @@ class MonitorSet:
 
     def log_rollouts(self, step: int, rollouts: Iterable[Rollout]) -> None:
         """Append rollouts of a step to `rollouts/step_NNNNNN.jsonl`; slow, so called in a worker thread."""
-        if not self._config.rollouts:
-            return
-        path = self._run_dir / "rollouts" / f"step_{step:06d}.jsonl"
+        if self._config.rollouts:
+            self._guard("rollouts", lambda: append_plain_lines(self._rollouts_path(step), self._records(step, rollouts)))
+
+    def update_rollouts(self, step: int, rollouts: Iterable[Rollout]) -> None:
+        """Put the rollouts of a step, of which more is known now, in place of its file; as slow as `log_rollouts`.
+
+        Only a token export knows more.
+        """
+        if self._config.rollouts and self._config.token_export:
+            self._guard("rollouts", lambda: replace_plain_lines(self._rollouts_path(step), self._records(step, rollouts)))
+
+    def _rollouts_path(self, step: int) -> Path:
+        return self._run_dir / "rollouts" / f"step_{step:06d}.jsonl"
+
+    def _records(self, step: int, rollouts: Iterable[Rollout]) -> Iterator[dict[str, Any]]:
         is_export = self._config.token_export
-        records = (rollout_record(step, rollout, token_export=is_export, texts=self._texts) for rollout in rollouts)
-        self._guard("rollouts", lambda: append_plain_lines(path, records))
+        return (rollout_record(step, rollout, token_export=is_export, texts=self._texts) for rollout in rollouts)
 
     def log_eval(self, step: int, env_name: str, scores: Mapping[str, float], rows: Iterable[Any] = ()) -> None:
         """Record an evaluation.
@@ -209,7 +220,7 @@ class MonitorSet:
 
     def _remove_steps_after(self, step: int) -> None:
         for folder in ("rollouts", "evals"):
-            for path in (self._run_dir / folder).glob("step_*.jsonl"):
+            for path in (self._run_dir / folder).glob("step_*.jsonl*"):
                 match = _STEP_FILE.match(path.name)
                 if match and int(match[1]) > step:
                     path.unlink()

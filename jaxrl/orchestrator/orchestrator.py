@@ -167,10 +167,6 @@ class Orchestrator:
         self._evaluations.cancel()
         self._changed.set()
 
-    def abandon(self) -> None:
-        """Write down the rollouts of steps that were sent and not reported, for a process that is about to end at once."""
-        self._reporter.abandon()
-
     def snapshot(self, step: int | None = None) -> bytes:
         """Return the state as of the batch of `step`; may be called from any thread.
 
@@ -232,7 +228,7 @@ class Orchestrator:
             self._abandon()
             self._channel.close()
         self._ledger.check(self._num_held())
-        self._reporter.shipped.put_nowait(None)
+        self._reporter.end()
         self._versions.put_nowait(None)
 
     async def _watch(self) -> None:
@@ -324,7 +320,7 @@ class Orchestrator:
         times = time_metrics(rollouts, generate_s=generate_s, wait_s=wait_s, pack_s=pack_s)
         shipped = ShippedStep(self._step, self._step_metrics(batch, trained) | times, rollouts)
         self._tally.clear()
-        self._reporter.shipped.put_nowait(shipped)
+        self._reporter.add(shipped)
         # Invariant: the snapshot of a step exists before the trainer can ask for it.
         self._keep_snapshot(self._step)
         with self._saying_where():

@@ -83,6 +83,10 @@ class StepMonitors(Protocol):
         """Record the rollouts that were decided in `step`; called in a worker thread."""
         ...
 
+    def update_rollouts(self, step: int, rollouts: Sequence[Rollout]) -> None:
+        """Record the rollouts of `step` again, in place of what was recorded of it; called in a worker thread."""
+        ...
+
     def status(self, text: str) -> None:
         """Show what is being waited for; the empty string for nothing."""
         ...

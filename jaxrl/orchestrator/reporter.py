@@ -1,15 +1,16 @@
-"""Writes down each shipped step when the trainer has reported it: its rollouts, then its metrics.
+"""Writes down each shipped step: its rollouts at once, and again with its metrics when the trainer has reported it.
 
-In: shipped steps, in order, and the trainer's reports. Out: the step's rollouts, with what the trainer says of their
-tokens, and one row of metrics. Rollouts of a step that is never reported are written when the run ends, and say so. It
-computes no metric but the step's wall time, and never holds up the main loop.
+In: shipped steps, in order, and the trainer's reports. Out: the step's rollouts, first as they were sent and then with
+what the trainer says of their tokens, and one row of metrics. So nothing that was played is lost, whatever ends the run.
+It computes no metric but the step's wall time, and never holds up the main loop.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 from jaxrl.errors import RunFailedError
 from jaxrl.monitors import metrics as names
@@ -17,7 +18,7 @@ from jaxrl.orchestrator.metrics import LoopLag
 from jaxrl.orchestrator.ports import StepMonitors, TrainerChannel
 from jaxrl.orchestrator.shipping import ShippedStep
 
-logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class Reporter:
@@ -48,16 +49,25 @@ class Reporter:
         self._clock = clock
         self._lag = LoopLag()
         self._step_started_s = clock()
-        self.shipped: asyncio.Queue[ShippedStep | None] = asyncio.Queue()
-        """Steps whose batch was sent; written by the main loop, and None ends the reporter."""
-        self._unwritten: dict[int, ShippedStep] = {}
+        self._shipped: asyncio.Queue[tuple[ShippedStep, asyncio.Future[None]] | None] = asyncio.Queue()
+        # One thread, so that what is known later is written later; and one of its own, so that cancelling the reporter, or a crowd of
+        # other work, takes nothing from it.
+        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reporter")
+
+    def add(self, shipped: ShippedStep) -> None:
+        """Take a step whose batch is about to be sent; its rollouts are written at once, the steps before it reported or not."""
+        self._shipped.put_nowait((shipped, self._write(self._monitors.log_rollouts, shipped.step, shipped.rollouts)))
+
+    def end(self) -> None:
+        """Say that no further step will come."""
+        self._shipped.put_nowait(None)
 
     def start_clock(self) -> None:
         """Say that the first step begins; later ones begin where the one before is reported."""
         self._step_started_s = self._clock()
 
     async def run(self) -> None:
-        """Report until `shipped` gives None.
+        """Report each step that was added, until `end`.
 
         Raises:
           DeadlineError: the trainer did not report in time.
@@ -65,49 +75,28 @@ class Reporter:
         """
         lag = asyncio.create_task(self._lag.run(), name="loop lag")
         try:
-            while (shipped := await self.shipped.get()) is not None:
-                self._unwritten[shipped.step] = shipped
+            while (added := await self._shipped.get()) is not None:
+                shipped, written = added
+                await asyncio.shield(written)
                 report = await self._channel.next_report(self._deadline_s)
                 if report.step != shipped.step:
                     raise RunFailedError(
                         f"the trainer reported step {report.step}, but the next step to be reported is {shipped.step}"
                     )
                 now_s = self._clock()
-                shipped.take(report)
-                await asyncio.to_thread(self._write, shipped)
                 own = {names.STEP_S: now_s - self._step_started_s, names.POLICY_VERSION: float(report.version)}
                 self._step_started_s = now_s
+                shipped.take(report)
+                await asyncio.shield(self._write(self._monitors.update_rollouts, shipped.step, shipped.rollouts))
                 row = shipped.metrics | self._lag.metrics() | own | report.metrics
-                await asyncio.to_thread(self._monitors.log_step, shipped.step, row)
+                await asyncio.shield(self._write(self._monitors.log_step, shipped.step, row))
                 self._on_report(report.step)
         finally:
             lag.cancel()
 
     async def close(self) -> None:
-        """Write the rollouts of the steps that were sent and will not be reported; call it once `run` has ended."""
-        self._take_what_waits()
-        await asyncio.to_thread(self._write_rest)
+        """Wait until everything is written."""
+        await asyncio.to_thread(self._writer.shutdown)
 
-    def abandon(self) -> None:
-        """Do the same at once, from the event loop's thread, for a process that is about to end."""
-        self._take_what_waits()
-        self._write_rest()
-
-    def _take_what_waits(self) -> None:
-        while not self.shipped.empty():
-            shipped = self.shipped.get_nowait()
-            if shipped is not None:
-                self._unwritten[shipped.step] = shipped
-
-    def _write_rest(self) -> None:
-        rest = list(self._unwritten.values())
-        unreported = [str(shipped.step) for shipped in rest if not shipped.is_reported]
-        if unreported:
-            logger.warning("no report came of step %s: its rollouts are written without the trainer's logprobs", ", ".join(unreported))
-        for shipped in rest:
-            self._write(shipped)
-
-    def _write(self, shipped: ShippedStep) -> None:
-        """Write the rollouts of a step, once: a cancelled reporter may leave them to its worker thread or to `close`."""
-        if self._unwritten.pop(shipped.step, None) is not None:
-            self._monitors.log_rollouts(shipped.step, shipped.rollouts)
+    def _write(self, write: Callable[[int, T], None], step: int, what: T) -> asyncio.Future[None]:
+        return asyncio.get_running_loop().run_in_executor(self._writer, write, step, what)

@@ -18,7 +18,7 @@ from jaxrl.orchestrator.sink import Sink
 from jaxrl.types import Bucket, PackedSample, Rollout, StepReport, TrainBatch, Training
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class ShippedStep:
     """What is known of a step when its batch goes to the trainer."""
 
@@ -26,12 +26,9 @@ class ShippedStep:
     metrics: dict[str, float]
     rollouts: list[Rollout]
     """Every rollout that was decided while the step was collected, in draw order, then by member."""
-    is_reported: bool = False
-    """True once the trainer has reported the step."""
 
     def take(self, report: StepReport) -> None:
         """Write on the step's trained rollouts what the trainer reports of it."""
-        self.is_reported = True
         for rollout in self.rollouts:
             if rollout.bucket != Bucket.TRAINED:
                 continue

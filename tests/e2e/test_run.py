@@ -198,10 +198,12 @@ def test_a_run_that_fails_says_what_is_saved_and_how_to_resume(tmp_path, caplog,
         """Tell the first step's replies apart, and no later ones."""
         return next(rewards)
 
-    env = SingleTurnEnvironment("sums", [{"id": "1"}], lambda spec: "1 + 1 =", score)
+    closed: list[bool] = []
+    env = SingleTurnEnvironment("sums", [{"id": "1"}], lambda spec: "1 + 1 =", score, close=lambda: closed.append(True))
     monkeypatch.setattr(training, "build_environment", lambda env_config: env)
     with pytest.raises(RunFailedError, match="step 2: 1 batches in a row gave nothing to train on"):
         run_here(small_run(run_dir, *UNMEASURED, "--orchestrator.max_empty_batches=1"))
+    assert closed, "environments give back what they hold, however a run ends"
     assert "step 1 is saved; resume with" in caplog.text
     assert f"--resume {run_dir}" in caplog.text
     report = json.loads((run_dir / "crash.json").read_text())

@@ -9,15 +9,19 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import httpx
+import jax
+import jax.numpy as jnp
 import numpy as np
 import openai
 import pytest
 
+from jaxrl.batching import rollout_to_samples
+from jaxrl.config.algorithm import OPDConfig, OPSDConfig
 from jaxrl.config.env import SamplingConfig
 from jaxrl.config.inference import EmbeddedInferenceConfig
 from jaxrl.config.model import FrozenModelConfig
@@ -28,14 +32,18 @@ from jaxrl.errors import PromptTooLongError
 from jaxrl.inference.endpoint import GenerateRequest, Generation, TokenSampling
 from jaxrl.inference.frozen import FrozenPool, connect_frozen_pool
 from jaxrl.inference.http import HttpEndpoint
+from jaxrl.inference.pool import PolicyPool
 from jaxrl.inference.rendering import Renderer
 from jaxrl.inference.wire import COMPLETIONS_PATH, TOKENS_PATH
 from jaxrl.launch.serving import Running, serve
+from jaxrl.losses import token_scores
 from jaxrl.models import load_pretrained
+from jaxrl.orchestrator.algo import OPD, OPSD, AlgorithmContext
 from jaxrl.orchestrator.sources import FrozenSource, vocabulary_unlike
 from jaxrl.trainer.compiles import num_compiles
 from jaxrl.types import Rollout, Task
 from jaxrl.weights import WeightStore
+from tests.builders import make_node, make_rollout
 from tests.e2e.runs import ROOT
 from tests.engine.tiny import generate
 
@@ -293,6 +301,88 @@ async def test_a_frozen_pool_gets_by_either_route_what_the_engine_gives(server: 
         np.testing.assert_allclose(await pool.score(prompt), future.result(timeout=0), rtol=0, atol=1e-5)
     finally:
         await pool.close()
+
+
+def in_turn(engine: Engine, token_ids: np.ndarray) -> np.ndarray:
+    """Return the scores of a sequence by an engine that the test ticks."""
+    future = engine.score(token_ids)
+    while not future.done():
+        engine.tick()
+    return future.result(timeout=0)
+
+
+def by_trainer(sequences: list[np.ndarray]) -> list[np.ndarray]:
+    """Return what the trainer's forward pass says of sequences that are packed into one row, at temperature 1."""
+    row = np.zeros((1, ENGINE.max_model_len * 2), np.int32)
+    segments, positions = row.copy(), row.copy()
+    ends = np.cumsum([len(ids) for ids in sequences])
+    for index, (ids, end) in enumerate(zip(sequences, ends, strict=True)):
+        at = slice(end - len(ids), end)
+        row[0, at], segments[0, at], positions[0, at] = ids, index + 1, np.arange(len(ids))
+    return np.split(np.asarray(trainer_scores()(row, positions, segments)), ends)[:-1]
+
+
+@functools.cache
+def trainer_scores() -> Callable[..., jax.Array]:
+    model, params = load_pretrained(MODEL)
+
+    @jax.jit
+    def scores(row: jax.Array, positions: jax.Array, segments: jax.Array) -> jax.Array:
+        hidden = model.hidden(params, row, positions, segments)
+        return token_scores(hidden, model.head(params), row, segments, jnp.ones(row.shape), chunk_tokens=32).logprobs[0]
+
+    return scores
+
+
+def played(server: Running) -> Rollout:
+    """Return a rollout of two branches in the model's own words."""
+    encode = functools.partial(server.backend.renderer.encode, add_special_tokens=False)
+    rollout = make_rollout(1.0, turns=((encode("8 + 3 =").tolist(), encode(" 11").tolist()),), with_samples=False)
+    rollout.nodes.append(make_node(0, encode(" 12, no").tolist(), num_sampled=3))
+    rollout.samples = rollout_to_samples(rollout)
+    return rollout
+
+
+async def test_a_teacher_that_we_serve_says_what_the_trainer_itself_would(server: Running, reference: Engine, caplog: Any) -> None:
+    teacher = FrozenModelConfig(name="small", base_url=[server.url], api_key_var=KEY_VAR)
+    context = AlgorithmContext("sums", server.backend.renderer, window=ENGINE.max_model_len - 1)
+    algorithm, rollout = OPD(OPDConfig(teacher=teacher), PolicyPool([server.backend.endpoint], 0), context), played(server)
+    try:
+        await algorithm.setup()
+        assert [record for record in caplog.records if record.name.startswith("jaxrl")] == []  # its vocabulary was compared
+        await algorithm.finalize_rollout(rollout)
+        alone = [await algorithm.teacher.score(sample.token_ids) for sample in reversed(rollout.samples)]
+    finally:
+        for pool in algorithm.connected_pools:
+            await pool.close()
+    assert len(rollout.samples) == 2
+    for sample, again, trained in zip(rollout.samples, reversed(alone), by_trainer([s.token_ids for s in rollout.samples]), strict=True):
+        np.testing.assert_array_equal(sample.ref_logprobs, again)
+        np.testing.assert_allclose(sample.ref_logprobs, in_turn(reference, sample.token_ids), rtol=0, atol=1e-5)
+        np.testing.assert_allclose(sample.ref_logprobs, trained, rtol=0, atol=1e-5)
+
+
+async def test_a_policy_that_teaches_itself_says_what_the_trainer_would_of_hint_and_rollout(server: Running) -> None:
+    context = AlgorithmContext("sums", server.backend.renderer, window=ENGINE.max_model_len, demonstration=lambda spec: "11")
+    config = OPSDConfig(template="{demonstration}")
+    algorithm, rollout = OPSD(config, PolicyPool([server.backend.endpoint], 7), context), played(server)
+    await algorithm.setup()
+    await algorithm.finalize_rollout(rollout)
+    hint = algorithm.hint_ids("11")
+    expected = by_trainer([np.concatenate([hint, sample.token_ids]) for sample in rollout.samples])
+    for sample, scores in zip(rollout.samples, expected, strict=True):
+        np.testing.assert_allclose(sample.ref_logprobs, scores[len(hint) :], rtol=0, atol=1e-5)
+    assert rollout.metrics["ref_version"] == 7.0
+
+
+def test_the_tokenizer_is_shown_and_wants_the_key(server: Running) -> None:
+    ids = server.backend.renderer.encode("8 + 3").tolist()
+    shown = post(server, {"model": "small", "prompt": "8 + 3"}, "/tokenize")
+    assert (shown.status_code, shown.json()["tokens"], shown.json()["max_model_len"]) == (200, ids, 48)
+    assert post(server, {"tokens": ids}, "/detokenize").json() == {"prompt": "8 + 3"}
+    assert post(server, {"tokens": [10**6]}, "/detokenize").json()["error"]["param"] == "tokens"
+    assert {post(server, {}, path, key=None).status_code for path in ("/tokenize", "/detokenize")} == {401}
+    assert httpx.get(root_of(server) + "/tokenize", headers={"Authorization": f"Bearer {KEY}"}).status_code == 405
 
 
 async def test_a_source_of_rollouts_gets_the_same_in_tokens_and_in_words(server: Running) -> None:

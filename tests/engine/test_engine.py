@@ -439,6 +439,14 @@ def test_scores_are_those_of_the_full_forward_pass(temperature: float) -> None:
     for sequence, future in zip(sequences, futures, strict=True):
         np.testing.assert_allclose(future.result(timeout=0), full_logprobs(sequence, temperature), rtol=0, atol=1e-5)
     assert engine.stats()["scored_tokens"] == sum(map(len, sequences))
+    # Bit for bit the same in any other company: alone, and among others, in another order and place of the batch.
+    alone = engine.score(sequences[4], temperature)
+    finish(engine)
+    again = [engine.score(sequence, temperature) for sequence in reversed(sequences)]
+    finish(engine)
+    np.testing.assert_array_equal(alone.result(timeout=0), futures[4].result(timeout=0))
+    for future, other in zip(futures, reversed(again), strict=True):
+        np.testing.assert_array_equal(future.result(timeout=0), other.result(timeout=0))
 
 
 @pytest.mark.parametrize(("token_ids", "temperature"), [([], 1.0), ([1] * 33, 1.0), ([[1]], 1.0), ([61], 1.0), ([1], 0.0)])

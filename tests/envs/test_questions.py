@@ -66,7 +66,8 @@ def test_rows_without_a_name_are_named_by_their_question_and_texts_may_hold_line
 def test_train_and_heldout_part_the_questions_by_their_text_as_other_environments_do(tmp_path: Path) -> None:
     rows = [{"question": f"{i} + 1 =", "answer": i + 1} for i in range(200)]
     train, heldout = (questions_environment(questions(tmp_path, *rows, split=split, heldout_frac=0.25)) for split in ("train", "heldout"))
-    assert {spec["question"] for spec in heldout.tasks()} == {row["question"] for row in rows if split_of(row["question"], 0.25) == "heldout"}
+    texts = {row["question"] for row in rows}
+    assert {spec["question"] for spec in heldout.tasks()} == {text for text in texts if split_of(text, 0.25) == "heldout"}
     assert len(train.tasks()) + len(heldout.tasks()) == 200 and 25 < len(heldout.tasks()) < 75
     require_disjoint_questions([train], [heldout])
     with pytest.raises(ConfigError, match=r"none of its 200 questions is in split 'heldout' with `heldout_frac`=0.0"):
@@ -80,10 +81,10 @@ def test_train_and_heldout_part_the_questions_by_their_text_as_other_environment
         ([ROW, "\n", '{"question": "a"\n'], r"line 3: not JSON \(Expecting .*expected one object a line"),
         ([ROW, '{"question": "a", "answer": NaN}\n'], "line 2: not JSON .NaN is no JSON number"),
         ([ROW, '["a", "4"]\n'], r'line 2: expected a JSON object, got \["a", "4"\] \(list\)'),
-        ([ROW, {"prompt": "a", "answer": "4"}], r"line 2: no question under 'question' \(`question_key`\); the row has \['answer', 'prompt'\]"),
+        ([ROW, {"prompt": "a", "answer": "4"}], r"line 2: no question under 'question' .*; the row has \['answer', 'prompt'\]"),
         ([ROW, {"question": "  ", "answer": "4"}], "line 2: no question under 'question'"),
         ([{"question": "a", "solution": "4"}], r"line 1: no answer under 'answer' \(`answer_key`\)"),
-        ([{"question": ["a"], "answer": "4"}], r'line 1: expected text or a number under .question. \(`question_key`\), got \["a"\] \(list\)'),
+        ([{"question": ["a"], "answer": "4"}], r'line 1: expected text or a number under .question. .*, got \["a"\] \(list\)'),
         ([{"question": "a", "answer": True}], r"line 1: expected text or a number under 'answer' .*got true \(bool\)"),
         (['{"question": "\\ud800", "answer": "4"}\n'], "line 1: what is under 'question' .*no Unicode text"),
         ([ROW, ROW | {"answer": "5"}], r"lines 1 and 2 ask one question: '2 \+ 2 ='; remove one of them, or name both under 'id'"),

@@ -63,20 +63,23 @@ def test_a_question_of_two_tiers_belongs_to_the_first() -> None:
     assert {s["difficulty"] for s in reasoning_gym_environment(sums(tiers=tiers, num_tasks=20)).tasks()} == {"a"}
 
 
-async def reward_of(config: ReasoningGymEnvConfig, endpoint: ScriptedEndpoint, index: int = 0) -> float | None:
+async def rewards_of(config: ReasoningGymEnvConfig, *endpoints: ScriptedEndpoint, index: int = 0) -> list[float | None]:
+    rewards = []
     with contextlib.closing(reasoning_gym_environment(config)) as env:
-        rollout = make_rollout(env.tasks()[index])
-        await play_rollout(env, rollout, open_session(endpoint, rollout), 30.0)
-    assert rollout.failure is None
-    return rollout.reward
+        for endpoint in endpoints:
+            rollout = make_rollout(env.tasks()[index])
+            await play_rollout(env, rollout, open_session(endpoint, rollout), 60.0)
+            assert rollout.failure is None
+            rewards.append(rollout.reward)
+    return rewards
 
 
 async def test_the_datasets_own_scorer_may_give_part_credit() -> None:
     spec = reasoning_gym_environment(sums()).tasks()[5]
     right, wordy = f"<think>so</think>{spec['answer']}", f"it is {spec['answer']}"
-    assert await reward_of(sums(scorer="dataset"), saying(right), index=5) == 1.0
-    assert await reward_of(sums(scorer="dataset"), saying(wordy), index=5) == pytest.approx(len(spec["answer"]) / len(wordy))
-    assert await reward_of(sums(), saying(wordy), index=5) == 0.0 and await reward_of(sums(), saying(right), index=5) == 1.0
+    assert await rewards_of(sums(), saying(right), saying(wordy), index=5) == [1.0, 0.0]
+    part = pytest.approx(len(spec["answer"]) / len(wordy))
+    assert await rewards_of(sums(scorer="dataset"), saying(right), saying(wordy), index=5) == [1.0, part]
 
 
 @pytest.mark.parametrize(("require_stop", "reward"), [(True, 0.0), (False, 1.0)])
@@ -85,7 +88,7 @@ async def test_a_right_answer_that_was_cut_counts_only_if_no_stop_is_required(re
     from tests.envs.policies import ids_of
 
     cut = ScriptedEndpoint(lambda request, version: ids_of(answer))
-    assert await reward_of(sums(require_stop=require_stop), cut) == reward
+    assert await rewards_of(sums(require_stop=require_stop), cut) == [reward]
 
 
 def test_an_unknown_dataset_names_near_ones() -> None:

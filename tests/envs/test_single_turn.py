@@ -116,6 +116,25 @@ async def test_scores_that_never_return_fail_at_their_deadline_and_take_no_threa
         never.set()
 
 
+async def test_a_plain_score_that_is_not_there_at_its_deadline_is_a_missing_reward() -> None:
+    never = threading.Event()
+    try:
+        failure = (await played(shout(score=lambda spec, text: never.wait() or 1.0, score_deadline_s=0.1), saying("HI"))).failure
+        assert failure is not None and failure.boundary is Boundary.GRADER
+        assert failure.message == "the score was not there after 0.1 s; its thread cannot be killed and goes on"
+    finally:
+        never.set()
+
+
+async def test_another_scorer_takes_the_place_of_the_first_and_what_each_holds_is_given_back() -> None:
+    given_back: list[str] = []
+    env = shout(close=lambda: given_back.append("first"))
+    other = env.scored_by(lambda spec, text: 0.5, lambda: given_back.append("second"))
+    assert given_back == ["first"] and (await played(other, saying("HI"))).reward == 0.5
+    other.close()
+    assert given_back == ["first", "second"]
+
+
 async def test_examples_stand_as_turns_before_the_question_and_are_never_asked() -> None:
     shown = [ExampleConfig(question="Shout: ho", answer="HO")]
     env = shout(system_prompt="Be loud.", examples=shown)

@@ -156,8 +156,16 @@ async def test_setup_waits_for_servers_that_are_starting_and_takes_the_smallest_
 
 async def test_setup_ends_at_its_deadline_with_who_is_not_ready() -> None:
     pool = pool_of(a=FrozenScript(), b=FrozenScript(down="connection refused"))
-    with pytest.raises(DeadlineError, match=r"'toy' was not ready within 0.02 s: b: connection refused$"):
+    with pytest.raises(DeadlineError, match=r"'toy' was not ready within 0.02 s \(`ready_deadline_s`\): b: connection refused$"):
         await pool.setup(deadline_s=0.02)
+
+
+async def test_a_configured_pool_waits_as_long_as_it_is_configured_to() -> None:
+    config = FrozenModelConfig(name="toy", base_url=["http://127.0.0.1:9/v1"], ready_deadline_s=0.02)
+    pool = connect_frozen_pool(config, {})
+    with pytest.raises(DeadlineError, match=r"'toy' was not ready within 0.02 s"):
+        await pool.setup()
+    await pool.close()
 
 
 async def test_setup_fails_at_once_for_the_wrong_model() -> None:

@@ -91,6 +91,21 @@ def test_there_is_exactly_one_bos_whether_or_not_the_tokenizer_would_add_another
     assert (renderer.open_turn(state, [user("again")]).prompt_ids == 3).sum() == 1
 
 
+def test_a_token_is_bos_if_the_template_writes_it_once_before_everything(renderer: Renderer) -> None:
+    assert renderer.bos_id is None  # every message begins with <|im_start|>
+    assert with_template("<think>" + CHATML).bos_id == 3
+    assert with_template("plain " + CHATML).bos_id is None  # a text is no special token
+
+
+def test_a_message_that_nobody_answers_has_no_generation_prompt_after_it(renderer: Renderer) -> None:
+    system = {"role": "system", "content": "Be short."}
+    assert renderer.decode(renderer.message_ids([system])) == "<|im_start|>system\nBe short.<|im_end|>\n"
+    whole = renderer.open_turn(None, [system, user("hi")]).prompt_ids.tolist()
+    assert whole[: len(renderer.message_ids([system]))] == renderer.message_ids([system]).tolist()
+    with pytest.raises(EnvError, match="needs a `role`"):
+        renderer.message_ids([{"role": "system"}])
+
+
 def test_each_message_has_the_ids_of_its_own_text_and_the_pieces_make_up_the_prompt(renderer: Renderer) -> None:
     turn = renderer.open_turn(None, CONVERSATION)
     texts = [f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in CONVERSATION]

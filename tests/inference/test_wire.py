@@ -222,6 +222,16 @@ def test_a_chat_is_asked_for_with_every_setting_but_ids_of_a_vocabulary_that_is_
     }
 
 
+def test_what_a_servers_tokenizer_says_is_ids_or_a_text_and_nothing_else() -> None:
+    assert wire.read_tokenized(b'{"tokens": [5, 6], "count": 2}').tolist() == [5, 6]
+    assert wire.read_detokenized('{"prompt": "naïve\\n"}'.encode()) == "naïve\n"
+    for content in (b'{"tokens": [5, "6"]}', b"{}", b"[]", b"<html>"):
+        with pytest.raises(EngineError, match="expected|not JSON"):
+            wire.read_tokenized(content)
+        with pytest.raises(EngineError, match="expected|not JSON"):
+            wire.read_detokenized(content)
+
+
 def test_a_chat_reply_is_its_text_and_how_it_ended() -> None:
     assert say(CHAT_ANSWER) == ChatReply("yo", is_stopped=True)
     assert say(changed(CHAT_ANSWER, finish_reason="length")) == ChatReply("yo", is_stopped=False)

@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -14,7 +15,7 @@ from jaxrl.errors import ConfigError
 from jaxrl.monitors import MonitorSet, metrics
 from jaxrl.monitors.environment import describe_environment
 from jaxrl.monitors.jsonl import read_lines
-from jaxrl.types import Rollout, Task
+from jaxrl.types import Bucket, PackedSample, Rollout, Task, Training
 from tests.builders import make_rollout
 
 
@@ -60,11 +61,17 @@ def test_rollouts_are_written_with_the_texts_of_their_tokens_unless_the_token_ex
     for is_on in (True, False):
         config = MonitorsConfig(terminal=False, plot=False, token_export=is_on)
         m = monitors(tmp_path / str(is_on), config=config, decode_token=lambda token_id: f"<{token_id}>")
-        m.log_rollouts(1, [make_rollout(turns=(((1, 2), (3,)),))])
+        rollout = make_rollout(turns=(((1, 2), (3,)),))
+        m.log_rollouts(1, [rollout])
+        rollout.bucket, rollout.training = Bucket.TRAINED, Training.APPLIED
+        rollout.packed = [PackedSample(0, 3, np.float32([0, 0, -0.25]))]
+        m.update_rollouts(1, [rollout])
         m.close()
         (row,) = read_lines(tmp_path / str(is_on) / "rollouts" / "step_000001.jsonl")
         assert row["samples"][0].get("text") == (["<1>", "<2>", "<3>"] if is_on else None)
+        assert row["samples"][0]["streams"].get("trainer_logprobs") == ([None, None, -0.25] if is_on else None)
         assert row["samples"][0]["token_ids"] == [1, 2, 3]
+        assert [path.name for path in (tmp_path / str(is_on) / "rollouts").iterdir()] == ["step_000001.jsonl"]
 
 
 def test_every_start_of_a_run_stays_in_the_environment_and_a_broken_file_stops_nothing(tmp_path: Path) -> None:

@@ -19,7 +19,8 @@ async def play_two(num_places: int) -> list[Rollout]:
             await asyncio.sleep(TURN_S)
 
     env = make_env(ScriptedPool(), ToyEnv(before_play=take_a_turn), rollout_deadline_s=1.5 * TURN_S)
-    sampler = dataclasses.replace(env.sampler, places=asyncio.Semaphore(num_places))
+    source = dataclasses.replace(env.sampler.source, places=asyncio.Semaphore(num_places))
+    sampler = dataclasses.replace(env.sampler, source=source)
     spec = env.sampler.environment.tasks()[0]
     rollouts = [Rollout(Task("toy", spec["id"], spec), "toy/0", member=member, draw_index=0) for member in range(2)]
     await asyncio.gather(*(sampler.play(rollout) for rollout in rollouts))

@@ -247,11 +247,7 @@ async def test_every_rollout_that_a_filter_drops_is_in_its_bucket_and_the_sums_h
     played = [rollout for rollouts in run.monitors.rollouts.values() for rollout in rollouts]
     for rollout in played:
         expected = (
-            "filtered/min_reward"
-            if rollout.reward < 0.3
-            else "filtered/overlong"
-            if rollout.num_completion_tokens > 3
-            else Bucket.TRAINED
+            "filtered/min_reward" if rollout.reward < 0.3 else "filtered/overlong" if rollout.num_completion_tokens > 3 else Bucket.TRAINED
         )
         assert rollout.bucket == expected
     _, last = run.monitors.steps[-1]

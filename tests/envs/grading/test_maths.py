@@ -45,7 +45,7 @@ def test_a_reply_is_worth_one_if_its_answer_equals_the_right_one(answer: str, re
 
 @pytest.mark.parametrize("answer", ["", "   ", None])
 def test_an_answer_that_is_no_mathematics_is_an_error_and_no_zero(answer: str | None) -> None:
-    with pytest.raises(ValueError, match="the task's `answer` .* cannot be read as mathematics"):
+    with pytest.raises(ValueError, match=r"the task's `answer` .* cannot be read as mathematics"):
         math_verify_score({"answer": answer}, "42")
 
 

@@ -101,7 +101,7 @@ def test_two_hundred_replies_at_once_are_scored_and_one_that_hangs_costs_no_othe
 
 
 def test_waiting_for_a_free_process_does_not_count_and_who_waits_no_more_is_left_out(tmp_path: Path) -> None:
-    with contextlib.closing(started(deadline_s=0.8, num_workers=1)) as workers:
+    with contextlib.closing(started(deadline_s=0.4, num_workers=1)) as workers:
         hanging = [workers.submit({}, "sleep") for _ in range(2)]
         given_up, last = workers.submit({"pid_file": str(tmp_path / "pid")}, "1"), workers.submit({}, "0.5")
         assert given_up.cancel()
@@ -135,7 +135,7 @@ time.sleep(600)
 def test_processes_end_with_the_one_that_started_them_even_if_that_is_killed(tmp_path: Path) -> None:
     replies = ("0.5", "sleep", "hold the interpreter")
     # The interpreter that is held lets no thread see the end; it goes at its own deadline.
-    with subprocess.Popen([sys.executable, "-c", ORPHANS, "2", str(tmp_path), *replies]) as parent:
+    with subprocess.Popen([sys.executable, "-c", ORPHANS, "1", str(tmp_path), *replies]) as parent:
         try:
             assert wait_for(lambda: all((tmp_path / reply).exists() and (tmp_path / reply).read_text() for reply in replies))
         finally:

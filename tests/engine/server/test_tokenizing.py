@@ -1,0 +1,66 @@
+"""The two routes that show the tokenizer, in vLLM's shapes: ids of a text or a chat, the text of ids, and refusals that name the field."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from jaxrl.engine.server.refusals import Refusal
+from jaxrl.engine.server.tokenizing import MAX_DECODED_IDS, Tokenizing
+from jaxrl.inference.rendering import Renderer
+
+RENDERER = Renderer.from_pretrained(Path(__file__).parents[2] / "golden" / "tokenizer")
+TOKENIZING = Tokenizing(RENDERER, "small", vocab_size=RENDERER.num_ids + 8, window=32)
+
+
+def tokenize(**body: Any) -> dict[str, Any]:
+    return msgspec.json.decode(TOKENIZING.tokenize(json.dumps(body).encode()))
+
+
+def detokenize(tokens: list[int]) -> str:
+    return msgspec.json.decode(TOKENIZING.detokenize(json.dumps({"model": "small", "tokens": tokens}).encode()))["prompt"]
+
+
+def test_a_text_becomes_the_ids_of_the_tokenizer() -> None:
+    ids = RENDERER.encode("hi there").tolist()
+    assert tokenize(prompt="hi there") == {"count": len(ids), "max_model_len": 32, "tokens": ids, "token_strs": None}
+    told = tokenize(model="small", prompt="hi there", add_special_tokens=False, return_token_strs=True)
+    assert told["tokens"] == ids and "".join(told["token_strs"]) == "hi there"
+
+
+def test_a_chat_becomes_the_ids_of_its_prompt() -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    assert tokenize(messages=messages, add_generation_prompt=True)["tokens"] == RENDERER.open_turn(None, messages).prompt_ids.tolist()
+
+
+def test_ids_become_their_text_special_tokens_and_ids_without_a_token_included() -> None:
+    assert detokenize([1, *RENDERER.encode("naïve").tolist(), 2]) == "<|im_start|>naïve<|im_end|>"
+    assert detokenize([RENDERER.num_ids, RENDERER.num_ids + 7]) == "" == detokenize([])
+
+
+@pytest.mark.parametrize(
+    ("route", "body", "status", "param"),
+    [
+        ("tokenize", {}, 400, "prompt"),
+        ("tokenize", {"prompt": "hi", "messages": [{"role": "user", "content": "hi"}]}, 400, "prompt"),
+        ("tokenize", {"prompt": 5}, 400, "prompt"),
+        ("tokenize", {"prompt": "x" * 10_000}, 400, "prompt"),
+        ("tokenize", {"messages": [{"role": "user"}]}, 400, "messages"),
+        ("tokenize", {"messages": [{"role": "user", "content": "hi"}], "add_generation_prompt": False}, 400, "add_generation_prompt"),
+        ("tokenize", {"prompt": "hi", "model": "other"}, 404, "model"),
+        ("tokenize", {"prompt": "hi", "promt": "ho"}, 400, "promt"),
+        ("detokenize", {}, 400, "tokens"),
+        ("detokenize", {"tokens": [5, RENDERER.num_ids + 8]}, 400, "tokens"),
+        ("detokenize", {"tokens": [-1]}, 400, "tokens"),
+        ("detokenize", {"tokens": [5] * (MAX_DECODED_IDS + 1)}, 400, "tokens"),
+        ("detokenize", {"tokens": [5], "model": "other"}, 404, "model"),
+    ],
+)
+def test_a_bad_body_is_refused_by_the_name_of_its_field(route: str, body: dict[str, Any], status: int, param: str) -> None:
+    with pytest.raises(Refusal) as refused:
+        getattr(TOKENIZING, route)(json.dumps(body).encode())
+    assert (refused.value.status, refused.value.param) == (status, param)

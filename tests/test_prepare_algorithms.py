@@ -1,0 +1,60 @@
+"""What the algorithm configurations need is made once, is right, and asks the quickstart's held-out questions."""
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from jaxrl.config.env import QuestionsEnvConfig
+from jaxrl.config.load import load_config
+from jaxrl.envs.build import build_environment
+
+ROOT = Path(__file__).parents[1]
+_spec = importlib.util.spec_from_file_location("prepare_algorithms", ROOT / "configs" / "algorithms" / "prepare.py")
+assert _spec is not None and _spec.loader is not None
+prepare = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(prepare)
+
+QUIET = Console(quiet=True)
+
+
+def test_every_worked_answer_is_right_and_the_held_out_questions_are_the_quickstarts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quickstart = load_config(ROOT / "configs" / "quickstart.toml").orchestrator
+    expected: dict[str, list[str]] = {}
+    for config in (*quickstart.eval.env, *quickstart.train.env):
+        assert (config.split, config.seed, config.num_tasks) in prepare.SPLITS
+        fewer = build_environment(config.model_copy(update={"num_tasks": 800}))
+        expected[config.split] = [spec["question"] for spec in fewer.tasks()]
+    monkeypatch.setattr(prepare, "SPLITS", [(split, seed, 800) for split, seed, _ in prepare.SPLITS])
+    path = tmp_path / "sums.jsonl"
+    prepare.make_sums(path, QUIET)
+    written = path.stat().st_mtime_ns
+    prepare.make_sums(path, QUIET)
+    assert path.stat().st_mtime_ns == written
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    for row in rows:
+        lines, said = row["demonstration"].removeprefix("<think>").split("</think>")
+        assert said == row["answer"]
+        assert all(eval(left) == int(right) for left, right in (line.split("=") for line in lines.split("\n")))
+    for split, questions in expected.items():
+        env = build_environment(QuestionsEnvConfig(path=str(path), split=split))
+        assert [spec["question"] for spec in env.tasks()] == questions
+
+
+def test_a_model_is_made_again_only_with_other_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[list[Any]] = []
+    monkeypatch.setattr(prepare.subprocess, "run", lambda command, check: made.append(command))
+    out = tmp_path / "teacher"
+    prepare.make_model(prepare.TEACHER, prepare.START_MODEL, out, QUIET)
+    assert f"--init={prepare.START_MODEL}" in made[0] and "--max-terms=5" in made[0]
+    out.mkdir()
+    (out / "measured.json").write_text(json.dumps({"settings": {**prepare.TEACHER, "seed": 0}}))
+    prepare.make_model(prepare.TEACHER, prepare.START_MODEL, out, QUIET)
+    assert len(made) == 1
+    prepare.make_model({**prepare.TEACHER, "steps": 1}, prepare.START_MODEL, out, QUIET)
+    assert len(made) == 2
