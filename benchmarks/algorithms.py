@@ -89,8 +89,8 @@ PLANS = {
     "mixed_grpo_opd": Plan(
         (0,),
         (
-            Panel("eval/up_to_four_terms/success_rate", "grpo: held-out accuracy, 3 and 4 terms"),
-            Panel("eval/five_terms/success_rate", "opd: held-out accuracy, 5 terms"),
+            Panel("eval/three_terms/success_rate", "grpo: held-out accuracy, 3 terms"),
+            Panel("eval/four_terms/success_rate", "opd: held-out accuracy, 4 terms"),
             Panel(LOG_RATIO, "opd: KL(policy ‖ teacher), nats", sign=-1.0, is_log=True),
         ),
         True,

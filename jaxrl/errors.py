@@ -10,7 +10,7 @@
     |   |-- PromptTooLongError (ValueError) a prompt leaves no room for one generated token
     |   `-- EndpointDownError               a server cannot be reached, or goes on refusing work
     |-- EnvError (RuntimeError)             an environment broke its own contract
-    |-- GraderError (RuntimeError)          a reward function raised, or gave something that is no reward
+    |-- GraderError (RuntimeError)          a reward function raised, was late, or gave something that is no reward
     |-- DeadlineError (TimeoutError)        a named wait ran past its deadline
     |-- CheckpointError (RuntimeError)      a checkpoint could not be written, found or restored
     `-- RunFailedError (RuntimeError)       the run cannot go on; says what was saved and how to resume
@@ -63,7 +63,7 @@ class EnvError(JaxrlError, RuntimeError):
 
 
 class GraderError(JaxrlError, RuntimeError):
-    """A reward function raised, which is the cause then, or gave something that is no reward."""
+    """A reward function raised, gave something that is no reward, or was not done in time; what it raised in this process is the cause."""
 
 
 class DeadlineError(JaxrlError, TimeoutError):

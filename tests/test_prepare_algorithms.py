@@ -51,7 +51,7 @@ def test_a_model_is_made_again_only_with_other_settings(tmp_path: Path, monkeypa
     monkeypatch.setattr(prepare.subprocess, "run", lambda command, check: made.append(command))
     out = tmp_path / "teacher"
     prepare.make_model(prepare.TEACHER, prepare.START_MODEL, out, QUIET)
-    assert f"--init={prepare.START_MODEL}" in made[0] and "--max-terms=5" in made[0]
+    assert f"--init={prepare.START_MODEL}" in made[0] and "--worked-share=1.0" in made[0]
     out.mkdir()
     (out / "measured.json").write_text(json.dumps({"settings": {**prepare.TEACHER, "seed": 0}}))
     prepare.make_model(prepare.TEACHER, prepare.START_MODEL, out, QUIET)

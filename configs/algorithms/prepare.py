@@ -28,8 +28,8 @@ START_MODEL = ROOT / "configs" / "quickstart" / "start_model"
 
 SPLITS: tuple[tuple[Literal["heldout", "train"], int, int], ...] = (("heldout", 5_000_000, 8_000), ("train", 7_000_000, 20_000))
 """Split, seed and number of the sums: the quickstart's, so that the held-out questions are the same ones, in the same order."""
-TEACHER = {"steps": 500, "lr": 2e-3, "worked_share": 1.0, "max_terms": 5}
-"""The start model, trained further on answers that are all worked out, of 3 to 5 terms."""
+TEACHER = {"steps": 300, "lr": 2e-3, "worked_share": 1.0}
+"""The start model, trained further on answers that are all worked out."""
 HINTED_START = {"steps": 700, "hinted_share": 0.4}
 """As the start model, but in 40% of the single turns it was shown the worked answer first."""
 

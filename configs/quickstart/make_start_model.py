@@ -73,6 +73,7 @@ NUM_MERGED_TOKENS = 385
 NUM_TOKENS = 512
 """Rows of the embedding; with hinted documents the tokenizer fills them, so that a hint costs few tokens."""
 ROWS, ROW_LENGTH, DOCS_PER_STEP = 20, 96, 54
+ROWS_WITH_HINTS = 32
 
 Document = list[tuple[str, bool]]
 """Spans of text in order; True where the loss is taken."""
@@ -232,13 +233,13 @@ def fit(
     return state.params
 
 
-def measure(directory: Path, specs: list[TaskSpec], seed: int, max_tokens: int = 32, has_hints: bool = False) -> dict[str, float]:
+def measure(directory: Path, specs: list[TaskSpec], seed: int, has_hints: bool = False) -> dict[str, float]:
     """Measure the saved model on held-out questions with the project's own engine, greedily and at temperature 1."""
     model, params = load_pretrained(directory)
     renderer = Renderer.from_pretrained(directory)
     store = WeightStore(model.spec, "float32")
     store.publish(0, params)
-    window = 128 if has_hints else 32 + max_tokens
+    window = 128 if has_hints else 64
     engine = Engine(
         model.spec, store.get(0), EmbeddedInferenceConfig(num_slots=256, max_model_len=window), version=0, decode_text=renderer.decode
     )
@@ -249,7 +250,7 @@ def measure(directory: Path, specs: list[TaskSpec], seed: int, max_tokens: int =
             hints = [{"role": "system", "content": hint(expression_of(spec["question"]))}] if is_hinted else []
             prompt = renderer.open_turn(None, [*hints, {"role": "user", "content": spec["question"]}]).prompt_ids
             token_seed = sampling_seed(seed, "measure", index, 0, 0)
-            sampling = TokenSampling(max_tokens=max_tokens, temperature=temperature, seed=token_seed, stop_ids=renderer.stop_ids)
+            sampling = TokenSampling(max_tokens=32, temperature=temperature, seed=token_seed, stop_ids=renderer.stop_ids)
             futures.append(engine.submit(GenerateRequest(f"{temperature}/{is_hinted}/{index}", prompt, sampling)))
         while engine.has_work():
             engine.tick()
@@ -281,13 +282,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="seed of documents and initial weights")
     parser.add_argument("--init", type=Path, help="go on from this Hugging Face directory, with its tokenizer")
     parser.add_argument("--hinted-share", type=float, default=0.0, help="share of single turns that are shown the worked answer first")
-    parser.add_argument("--max-terms", type=int, default=4, help="terms of the longest sum, from 3 on")
     args = parser.parse_args(argv)
     console = Console()
 
     config = ReasoningGymEnvConfig(
         dataset="chain_sum",
-        parameters={"min_terms": 3, "max_terms": args.max_terms, "min_digits": 1, "max_digits": 1},
+        parameters={"min_terms": 3, "max_terms": 4, "min_digits": 1, "max_digits": 1},
         num_tasks=60_000,
         seed=1_000_000,
         split="train",
@@ -302,7 +302,7 @@ def main(argv: list[str] | None = None) -> int:
         num_tokens = NUM_TOKENS if args.hinted_share else NUM_MERGED_TOKENS
         tokenizer = train_tokenizer([next(stream) for _ in range(4000)] * 10, num_tokens)
         model, params = initial_model(args.seed)
-    rows = 32 if args.hinted_share or args.max_terms > 4 else ROWS
+    rows = ROWS_WITH_HINTS if args.hinted_share else ROWS
     params = fit(model, params, (to_sample(doc, tokenizer) for doc in stream), args.steps, args.lr, console, rows)
     probe = document(*questions[0], random.Random(args.seed), 1.0, args.hinted_share)
     if to_sample(probe, tokenizer).token_ids.tolist() != tokenizer.encode("".join(text for text, _ in probe)):
@@ -312,10 +312,9 @@ def main(argv: list[str] | None = None) -> int:
     save_pretrained(model, params, args.out, tokenizer_dir=tokenizer_dir)
     shutil.rmtree(tokenizer_dir)
     heldout = build_environment(config.model_copy(update={"split": "heldout", "seed": 5_000_000, "num_tasks": 8000}))
-    max_tokens = 32 + 8 * (args.max_terms - 4)
-    scores = measure(args.out, list(heldout.tasks())[:512], args.seed, max_tokens, has_hints=args.hinted_share > 0)
-    changed = {name: getattr(args, name) for name in ("hinted_share", "max_terms") if getattr(args, name) != parser.get_default(name)}
-    settings = {name: getattr(args, name) for name in ("steps", "lr", "worked_share", "seed")} | changed
+    scores = measure(args.out, list(heldout.tasks())[:512], args.seed, has_hints=args.hinted_share > 0)
+    names = ("steps", "lr", "worked_share", "seed", *(["hinted_share"] if args.hinted_share else []))
+    settings = {name: getattr(args, name) for name in names}
     (args.out / "measured.json").write_text(json.dumps({"settings": settings, "heldout": scores}, indent=2) + "\n")
     console.print_json(data=scores)
     console.print(f"saved {args.out}")

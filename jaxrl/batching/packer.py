@@ -160,6 +160,16 @@ def _check_arguments(
         )
 
 
+def _check_foreign(sample: TrainingSample, index: int) -> None:
+    weights = (sample.loss_mask if sample.rl_weights is None else sample.loss_mask & (sample.rl_weights != 0), sample.ref_kl_weights)
+    for component, weight in zip(("rl", "ref_kl"), weights, strict=True):
+        if weight is not None and np.any(weight):
+            raise PackingError(
+                f"{_name(sample, index)}: it has {component} members, but the policy did not sample its tokens, so there is no logprob to "
+                "compare with; its algorithm must route them to the ce loss"
+            )
+
+
 def _columns(samples: Sequence[TrainingSample]) -> tuple[Columns, list[int]]:
     """Return the samples' arrays by stream, and the samples' lengths; refuse an empty sample, and arrays that disagree in length."""
     columns: Columns = {name: list(map(attrgetter(name), samples)) for name in _STREAMS}
@@ -182,7 +192,10 @@ def _columns(samples: Sequence[TrainingSample]) -> tuple[Columns, list[int]]:
 
 
 def _check_credit(samples: Sequence[TrainingSample], columns: Columns) -> None:
-    """Refuse live rl tokens without advantages and ref_kl members without a reference."""
+    """Refuse live rl tokens without advantages, ref_kl members without a reference, and both without the policy's logprobs."""
+    for index, sample in enumerate(samples):
+        if not sample.has_policy_logprobs:
+            _check_foreign(sample, index)
     for index in _lacking("advantages", columns, len(samples)):
         sample = samples[index]
         weights = sample.rl_weights

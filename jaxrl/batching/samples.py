@@ -30,7 +30,8 @@ def rollout_to_samples(rollout: Rollout) -> list[TrainingSample]:
 
     A live policy's sampled token always carries its own sampling logprob: a missing one is an error, never 0.0. A
     frozen or demonstration source (`Node.versions` is None) has no policy logprob to carry, so its samples hold 0.0
-    there and must be given no rl or ref_kl weight: on the wire they cannot be told from a live token of probability 1.
+    there, say so (`has_policy_logprobs`), and must be given no rl or ref_kl weight: on the wire they cannot be told from a
+    live token of probability 1.
 
     Args:
       rollout: any rollout, scored or not; it is not changed.
@@ -95,6 +96,9 @@ def _branch_sample(rollout: Rollout, branch: Branch, arrays: list[_NodeArrays]) 
         inference_logprobs=np.concatenate([a.logprobs for a in parts]),
         temperatures=np.concatenate([a.temperatures for a in parts]),
         env_name=rollout.env_name,
+        has_policy_logprobs=not any(
+            trained and rollout.nodes[index].versions is None for index, trained in zip(branch.path, branch.trained, strict=True)
+        ),
     )
 
 

@@ -71,6 +71,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             except Exception as error:  # what a check cannot stand is told as well, and the others still run
                 finding = bad(f"the check itself failed with {type(error).__name__}: {error}")
             is_good &= finding.is_good
-            out.print(f"{finding.level:4} {name:14}", style=_STYLES[finding.level], end="")
+            out.print(f"{finding.level:4} {name:15}", style=_STYLES[finding.level], end="")
             out.print(finding.text, markup=False, soft_wrap=True)
     return 0 if is_good else 1

@@ -52,7 +52,9 @@ def _look_at_replies(exam: Examination, env: Environment) -> Finding:
     if missing:
         return verdict(text, [f"{missing[0]!r} has none: rollouts of such tasks fail; leave them out"], [])
     rollouts = asyncio.run(_play_demonstrations(exam, env))
-    broken = next((rollout.failure for rollout in rollouts if rollout.failure and rollout.failure.boundary is not Boundary.GRADER), None)
+    # A scorer that is slow or fails is looked at by another check; the tokens are there all the same.
+    failures = [rollout.failure for rollout in rollouts if rollout.failure is not None]
+    broken = next((failure for failure in failures if failure.boundary in (Boundary.ENV, Boundary.POLICY)), None)
     if broken is not None:
         return verdict(text, [f"one cannot be played: {broken.message}"], [])
     prompts, replies = np.array([_num_tokens(rollout) for rollout in rollouts]).T

@@ -24,8 +24,8 @@ from jaxrl.types import Rollout, Task
 
 PROBED_TASKS = 16
 """Tasks of each environment that are played."""
-PLAY_DEADLINE_S = 20.0
-"""How long one of them may take, its scorer included."""
+PLAY_DEADLINE_S = 10.0
+"""How long one of them may take, its scorer included; what it asked is known then, even if its scorer is slow."""
 
 
 class OneReply:

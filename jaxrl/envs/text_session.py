@@ -18,7 +18,7 @@ from jaxrl.config.env import SamplingConfig
 from jaxrl.envs.base import Message, Reply
 from jaxrl.envs.session import request_name, token_sampling
 from jaxrl.envs.transcript import Transcript, Window, Writer, Written
-from jaxrl.errors import EnvError
+from jaxrl.errors import EngineError, EnvError
 from jaxrl.inference.endpoint import ChatReply, ChatRequest, FinishReason
 from jaxrl.inference.rendering import Renderer
 from jaxrl.types import Rollout
@@ -113,9 +113,9 @@ class TextSession:
       renderer: messages to ids and back, with the policy's tokenizer.
       rollout: where nodes are recorded.
       window: what prompt and reply may have together.
-      writer: who writes, for the record.
+      writer: who writes. What a model says and the window does not hold is cut there, as the token limit would; of the environment
+        it is an error.
       stop: strings that end a reply, if the source was told of them.
-      may_cut: a reply that is too long for the window is cut there, as the token limit would; otherwise it is an error.
     """
 
     def __init__(
@@ -127,18 +127,18 @@ class TextSession:
         window: Window,
         writer: Writer,
         stop: Sequence[str] = (),
-        may_cut: bool = False,
     ) -> None:
         self._source = source
         self._renderer = renderer
         self._transcript = Transcript(renderer, rollout, window=window, writer=writer, stop=stop)
-        self._may_cut = may_cut
+        self._is_model = writer != "demonstrations"
 
     async def ask(self, messages: Sequence[Message]) -> Reply:
         """Append messages to the conversation, get the reply in words, and record the tokens that the policy would write it with.
 
         Raises:
-          EnvError: the messages cannot be rendered, or the reply holds the text of a token that ends a reply, or does not fit.
+          EnvError: the messages cannot be rendered; or a demonstration holds the text of a token that ends a reply, or does not fit.
+          EngineError: a model's reply holds the text of such a token.
           PromptTooLongError: the prompt leaves no room for one token of reply.
           JaxrlError: whatever the source raised.
         """
@@ -147,7 +147,7 @@ class TextSession:
         token_ids = await asyncio.to_thread(self._encode, reply)
         finish_reason = FinishReason.STOP if reply.is_stopped else FinishReason.LENGTH
         if len(token_ids) > room:
-            if not self._may_cut:
+            if not self._is_model:
                 raise EnvError(
                     f"{self._transcript.where}: the reply has {len(token_ids)} tokens, and its prompt leaves room for {room}; raise "
                     "`inference.max_model_len` and `trainer.row_length`, or leave such tasks out"
@@ -160,7 +160,7 @@ class TextSession:
         token_ids = self._renderer.encode(reply.text, add_special_tokens=False)
         if np.isin(token_ids, self._renderer.stop_ids).any():
             token_id = next(int(i) for i in token_ids if i in self._renderer.stop_ids)
-            raise EnvError(
+            raise (EngineError if self._is_model else EnvError)(
                 f"{self._transcript.where}: the reply holds {self._renderer.decode([token_id])!r}, which ends a reply of the policy; "
                 "nothing can follow it"
             )

@@ -151,7 +151,8 @@ class FrozenPool:
             if not timer.expired():
                 raise
             states = "; ".join(f"{name}: {state}" for name, state in waiting.items())
-            raise DeadlineError(f"frozen model {self.name!r} was not ready within {deadline_s:g} s (`ready_deadline_s`): {states}") from error
+            late = f"was not ready within {deadline_s:g} s (`ready_deadline_s`)"
+            raise DeadlineError(f"frozen model {self.name!r} {late}: {states}") from error
         except ExceptionGroup as group_error:
             raise _first_of_ours(group_error) from group_error
         windows = {state.name: task.result() for state, task in zip(self._endpoints, tasks, strict=True)}

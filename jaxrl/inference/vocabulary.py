@@ -2,7 +2,7 @@
 
 In: the pool of a frozen model, the policy's renderer. Out: the first difference in words, or None. Ids are compared by the
 text that each side makes of them, over the policy's whole vocabulary, in runs that are halved where they differ; so a
-vocabulary of 150,000 costs some forty requests. A server that tells nothing about its tokenizer is never taken on trust
+vocabulary of 150,000 costs some 150 short requests. A server that tells nothing about its tokenizer is never taken on trust
 in silence: a warning says so.
 """
 
@@ -20,8 +20,8 @@ from jaxrl.inference.rendering import Renderer
 
 logger = logging.getLogger(__name__)
 
-RUN_LENGTH = 4096
-"""Ids whose text is asked for in one request."""
+RUN_LENGTH = 1024
+"""Ids whose text is asked for in one request; a server may refuse more than its model's window."""
 PROBE_TEXT = "Why is 12345 + 67 = 12412?\n\n  def f(x):\n\treturn [x, 'naïve', \"東京\"]  # isn't it?"
 """Split by tokenizers in many ways."""
 COMPARE_DEADLINE_S = 120.0

@@ -2,8 +2,8 @@
 
 In: our requests. Out: JSON bodies for `/inference/v1/generate` (tokens in, tokens out), for `/v1/completions` with a
 prompt of token ids and for `/v1/chat/completions` (words in, words out); from the answers, `Generation`s, words and
-scores. Every token id, length and number of an answer is
-checked, and nothing is guessed: text is never turned into ids again. Pure functions; nothing here waits or sends.
+scores. Every token id, length and number of an answer is checked, and nothing is guessed: where ids were asked for, text is
+never turned into ids again. Pure functions; nothing here waits or sends.
 """
 
 from __future__ import annotations

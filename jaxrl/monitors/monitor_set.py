@@ -19,7 +19,7 @@ from rich.console import Console
 from jaxrl.config.monitors import MonitorsConfig
 from jaxrl.monitors import metrics
 from jaxrl.monitors.environment import describe_environment
-from jaxrl.monitors.jsonl import MetricsFile, append_lines, append_plain_lines, finite_values, replace_plain_lines
+from jaxrl.monitors.jsonl import MetricsFile, append_compact_lines, append_lines, finite_values, replace_compact_lines
 from jaxrl.monitors.logs import RunLog
 from jaxrl.monitors.rollouts import rollout_record
 from jaxrl.monitors.terminal import Terminal
@@ -111,7 +111,7 @@ class MonitorSet:
     def log_rollouts(self, step: int, rollouts: Iterable[Rollout]) -> None:
         """Append rollouts of a step to `rollouts/step_NNNNNN.jsonl`; slow, so called in a worker thread."""
         if self._config.rollouts:
-            self._guard("rollouts", lambda: append_plain_lines(self._rollouts_path(step), self._records(step, rollouts)))
+            self._guard("rollouts", lambda: append_compact_lines(self._rollouts_path(step), self._records(step, rollouts)))
 
     def update_rollouts(self, step: int, rollouts: Iterable[Rollout]) -> None:
         """Put the rollouts of a step, of which more is known now, in place of its file; as slow as `log_rollouts`.
@@ -119,7 +119,7 @@ class MonitorSet:
         Only a token export knows more.
         """
         if self._config.rollouts and self._config.token_export:
-            self._guard("rollouts", lambda: replace_plain_lines(self._rollouts_path(step), self._records(step, rollouts)))
+            self._guard("rollouts", lambda: replace_compact_lines(self._rollouts_path(step), self._records(step, rollouts)))
 
     def _rollouts_path(self, step: int) -> Path:
         return self._run_dir / "rollouts" / f"step_{step:06d}.jsonl"

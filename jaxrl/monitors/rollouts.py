@@ -13,16 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl.monitors.jsonl import plain
-from jaxrl.monitors.tokens import PlayedBranch, loss_mask, origins, played_branches, resolved_weights, spread, trained_tokens, why_untrained
-from jaxrl.types import OPTIONAL_STREAMS, Rollout
+from jaxrl.monitors.tokens import PlayedBranch, loss_mask, origins, played_branches, resolved_weights, trained_tokens, why_untrained
+from jaxrl.types import OPTIONAL_STREAMS, Node, Rollout
 
 _DIGITS = 6
 """Decimals of a logged float: float32 logprobs have no more, and the files stay half as large."""
 
 
 def rollout_record(step: int, rollout: Rollout, *, token_export: bool = True, texts: Mapping[int, str] | None = None) -> dict[str, Any]:
-    """Return one rollout as a JSON value.
+    """Return one rollout as a value that JSON can hold, but for what its task, `info` and `metrics` hold, which are as they are.
 
     Args:
       step: the step that it belongs to.
@@ -41,11 +40,11 @@ def rollout_record(step: int, rollout: Rollout, *, token_export: bool = True, te
     return {
         "step": step,
         "env": rollout.env_name,
-        "task": plain({"id": rollout.task.id, **rollout.task.spec}),
+        "task": {"id": rollout.task.id, **rollout.task.spec},
         "group_id": rollout.group_id,
         "member": rollout.member,
         "draw_index": rollout.draw_index,
-        "reward": plain(rollout.reward),
+        "reward": None if rollout.reward is None else float(rollout.reward),
         "error": None if rollout.failure is None else asdict(rollout.failure),
         "bucket": rollout.bucket,
         "stop_reason": rollout.stop_reason,
@@ -53,8 +52,8 @@ def rollout_record(step: int, rollout: Rollout, *, token_export: bool = True, te
         "text": rollout.completion_text,
         "messages": rollout.messages(),
         "samples": [_branch_record(rollout, branch, token_export, texts) for branch in played_branches(rollout)],
-        "metrics": plain(rollout.metrics),
-        "info": plain(rollout.info),
+        "metrics": dict(rollout.metrics),
+        "info": rollout.info,
         "num_turns": rollout.num_turns,
         "num_completion_tokens": rollout.num_completion_tokens,
         "duration_s": round(rollout.duration_s, 3),
@@ -63,11 +62,10 @@ def rollout_record(step: int, rollout: Rollout, *, token_export: bool = True, te
 
 def _branch_record(rollout: Rollout, branch: PlayedBranch, token_export: bool, texts: Mapping[int, str] | None) -> dict[str, Any]:
     token_ids = np.concatenate([node.token_ids for node in branch.nodes]).tolist()
-    versions = np.concatenate([spread(node, node.versions, -1) for node in branch.nodes]).astype(np.int64)
     record: dict[str, Any] = {
         "token_ids": token_ids,
         "loss_mask": loss_mask(branch).astype(np.int8).tolist(),
-        "versions": [None if version < 0 else version for version in versions.tolist()],
+        "versions": [value for node in branch.nodes for value in _spread(node, None if node.versions is None else node.versions.tolist())],
         "streams": _streams(branch),
     }
     if not token_export:
@@ -77,30 +75,40 @@ def _branch_record(rollout: Rollout, branch: PlayedBranch, token_export: bool, t
     record["origin"] = [origin for node in branch.nodes for origin in origins(node)]
     record["why_untrained"] = why_untrained(rollout, branch)
     record["weights"] = {}
-    if branch.sample is not None:
-        weights = resolved_weights(branch.sample)
-        record["weights"] = {name: _rounded(values) for name, values in weights.items() if values.any()}
+    if branch.sample is not None and branch.members is not None:
+        record["weights"] = {name: _rounded(values) for name, values in resolved_weights(branch.sample, branch.members).items()}
         if branch.packed is not None and branch.packed.trainer_logprobs is not None:
             logprobs = np.full(len(token_ids), np.nan, np.float32)
             logprobs[: branch.packed.num_tokens] = branch.packed.trainer_logprobs
-            record["streams"]["trainer_logprobs"] = _rounded(np.where(trained_tokens(branch.sample), logprobs, np.nan))
+            logprobs[~trained_tokens(branch.members)] = np.nan
+            record["streams"]["trainer_logprobs"] = _rounded(logprobs)
     return record
 
 
-def _streams(branch: PlayedBranch) -> dict[str, list[float | None]]:
-    """Return the streams that the trainer saw, or would have seen; sampling logprobs of a live policy where it sampled."""
-    streams = {"inference_logprobs": _rounded(np.concatenate([spread(node, node.logprobs, np.nan) for node in branch.nodes]))}
+def _streams(branch: PlayedBranch) -> dict[str, list[Any]]:
+    """Return the streams that the trainer saw, or would have seen; sampling logprobs where a live policy sampled."""
+    logprobs = [None if node.logprobs is None else _rounded(node.logprobs) for node in branch.nodes]
+    streams: dict[str, list[Any]] = {
+        "inference_logprobs": [value for node, tail in zip(branch.nodes, logprobs, strict=True) for value in _spread(node, tail)]
+    }
     sample = branch.sample
     if sample is None:
         return streams
     streams |= {name: _rounded(stream) for name in OPTIONAL_STREAMS if (stream := getattr(sample, name)) is not None}
-    if np.any(sample.temperatures != 1.0):
+    if (sample.temperatures != 1.0).any():
         streams["temperatures"] = _rounded(sample.temperatures)
     return streams
 
 
+def _spread(node: Node, tail: list[Any] | None) -> list[Any]:
+    """Return a value per token of a node: None, then the values of the sampled tail; None everywhere if there are none."""
+    return [None] * (len(node.token_ids) - len(tail or ())) + (tail or [])
+
+
 def _rounded(values: np.ndarray) -> list[float | None]:
     """Return numbers with few decimals, whole ones as integers where all are, and null for what is no number."""
+    if values.dtype == np.int8:
+        return values.tolist()
     numbers = values.astype(np.float64).round(_DIGITS)
     is_finite = np.isfinite(numbers)
     if is_finite.all():

@@ -58,6 +58,8 @@ class PlayedBranch:
     """Per node: True if an earlier branch trains it."""
     sample: TrainingSample | None
     """What may be trained of it; None if there is nothing, or the rollout failed before samples were made."""
+    members: Members | None
+    """Which of the sample's tokens are in which loss component."""
     packed: PackedSample | None
     """Where it went in a batch; None if it is in none, or that is not known."""
     is_dropped: bool
@@ -69,26 +71,19 @@ def played_branches(rollout: Rollout) -> Iterator[PlayedBranch]:
     num_samples = 0
     shared: set[int] = set()
     for branch in rollout.branches():
-        sample = packed = None
+        sample = packed = members = None
         is_dropped = False
         if any(branch.trained) and num_samples < len(rollout.samples):
             sample = rollout.samples[num_samples]
+            members = _members(sample)
             if rollout.packed:
                 packed = rollout.packed[num_samples]
                 is_dropped = packed is None
             num_samples += 1
         nodes, is_shared = [rollout.nodes[index] for index in branch.path], [index in shared for index in branch.path]
-        yield PlayedBranch(nodes, is_shared, sample, packed, is_dropped)
+        yield PlayedBranch(nodes, is_shared, sample, members, packed, is_dropped)
         if any(branch.trained):
             shared.update(branch.path)
-
-
-def spread(node: Node, tail: np.ndarray | None, fill: float) -> np.ndarray:
-    """Return [n] float64: `fill`, then the values of the sampled tail; `fill` everywhere if there are none."""
-    full = np.full(len(node.token_ids), fill, dtype=np.float64)
-    if tail is not None and len(tail):
-        full[-len(tail) :] = tail
-    return full
 
 
 def is_sampled(node: Node) -> np.ndarray:
@@ -131,23 +126,29 @@ def origins(node: Node) -> list[str]:
     return [node.role if is_own else SCAFFOLD for is_own in node.is_content.tolist()]
 
 
-def resolved_weights(sample: TrainingSample) -> dict[str, np.ndarray]:
-    """Return what the loss multiplies each component's term by, [L] float32 each; 0 off the component's members.
+def resolved_weights(sample: TrainingSample, members: Members) -> dict[str, np.ndarray]:
+    """Return what the loss multiplies each component's term by, [L] each; 0 off its members, and left out if it has none.
 
     Example:
       >>> zeros = np.zeros(3, np.float32)
       >>> sample = TrainingSample(token_ids=np.arange(3, dtype=np.int32), loss_mask=np.array([False, True, True]), env_name="toy",
       ...                         inference_logprobs=zeros, temperatures=zeros + 1, ce_weights=np.float32([0, 0, 0.5]))
-      >>> {name: weights.tolist() for name, weights in resolved_weights(sample).items()}
-      {'rl': [0.0, 1.0, 1.0], 'ce': [0.0, 0.0, 0.5], 'ref_kl': [0.0, 0.0, 0.0]}
+      >>> members = component_members(sample.loss_mask, None, sample.ce_weights, None, np.ones(3, bool))
+      >>> {name: weights.tolist() for name, weights in resolved_weights(sample, members).items()}
+      {'rl': [0, 1, 1], 'ce': [0.0, 0.0, 0.5]}
     """
-    members = _members(sample)
     streams = {"rl": sample.rl_weights, "ce": sample.ce_weights, "ref_kl": sample.ref_kl_weights}
     # Note: an absent rl stream is 1.0 on its members; the members of another absent stream are none.
     return {
-        name: np.where(getattr(members, name), np.float32(1.0) if stream is None else stream, np.float32(0.0))
-        for name, stream in streams.items()
+        name: member.astype(np.int8) if (stream := streams[name]) is None else np.where(member, stream, np.float32(0.0))
+        for name, member in zip(streams, members, strict=True)
+        if member.any()
     }
+
+
+def trained_tokens(members: Members) -> np.ndarray:
+    """Return [L] bool, True on the members of at least one loss component."""
+    return members.rl | members.ce | members.ref_kl
 
 
 def why_untrained(rollout: Rollout, branch: PlayedBranch) -> list[str | None]:
@@ -156,25 +157,22 @@ def why_untrained(rollout: Rollout, branch: PlayedBranch) -> list[str | None]:
     A member whose advantage is 0 is trained: it counts in the denominator, and the rl loss still holds its probability
     near the one that it was sampled with.
     """
-    sampled = np.concatenate([is_sampled(node) for node in branch.nodes])
-    num_tokens = len(sampled)
+    num_tokens = sum(len(node.token_ids) for node in branch.nodes)
     if rollout.bucket != Bucket.TRAINED:
         return [str(rollout.bucket)] * num_tokens
     if branch.is_dropped:
         return [str(Bucket.OVERLONG_DROPPED)] * num_tokens
-    member = np.zeros(num_tokens, bool) if branch.sample is None else trained_tokens(branch.sample)
-    words = [None if rollout.training is Training.APPLIED else str(rollout.training)]
-    words += [ZERO_WEIGHT, OTHER_BRANCH, MASKED, INPUT, TRUNCATED]
-    which = np.select([member, ~sampled, loss_mask(branch), _asked(branch) & _shared(branch)], [0, 4, 1, 2], 3)
+    words = [INPUT, MASKED, OTHER_BRANCH, ZERO_WEIGHT, None if rollout.training is Training.APPLIED else str(rollout.training), TRUNCATED]
+    # What is written later counts.
+    which = np.concatenate([is_sampled(node) for node in branch.nodes]).astype(np.int8)
+    if any(branch.is_shared):
+        which[_asked(branch) & _shared(branch)] = 2
+    if branch.sample is not None and branch.members is not None:
+        which[branch.sample.loss_mask] = 3
+        which[trained_tokens(branch.members)] = 4
     if branch.packed is not None:
         which[branch.packed.num_tokens :] = 5
     return [words[index] for index in which.tolist()]
-
-
-def trained_tokens(sample: TrainingSample) -> np.ndarray:
-    """Return [L] bool, True on the members of at least one loss component."""
-    members = _members(sample)
-    return members.rl | members.ce | members.ref_kl
 
 
 def _members(sample: TrainingSample) -> Members:

@@ -28,9 +28,7 @@ CLOSE_DEADLINE_S = 10.0
 """How long a pool may take to close."""
 
 
-async def set_up(
-    envs: Sequence[TrainEnv], *, deadline_s: float, show: Callable[[str], None], is_stopping: Callable[[], bool]
-) -> None:
+async def set_up(envs: Sequence[TrainEnv], *, deadline_s: float, show: Callable[[str], None], is_stopping: Callable[[], bool]) -> None:
     """Set every sampler and every algorithm up at once; the first failure cancels the others.
 
     Returns early, with what was not ready cancelled, if the run is to stop.

@@ -240,7 +240,7 @@ class FrozenSource:
         if self._is_foreign:
             source = ForeignModel(pool, rollout, self._sampling, run_seed=self._run_seed)
             stop = self._sampling.stop
-            return TextSession(source, self.renderer, rollout, window=self._window, writer="frozen", stop=stop, may_cut=True)
+            return TextSession(source, self.renderer, rollout, window=self._window, writer="frozen", stop=stop)
         return PolicySession(
             pool,
             self.renderer,

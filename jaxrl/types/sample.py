@@ -50,6 +50,8 @@ class TrainingSample(msgspec.Struct, kw_only=True, omit_defaults=True):
     divided by it."""
     env_name: str
     """Name of the environment that made the sample."""
+    has_policy_logprobs: bool = True
+    """False if somebody else than the policy sampled its tokens: they can feed the ce loss only."""
     advantages: np.ndarray | None = None
     """[L] float32, credit per token; 0.0 off the loss mask."""
     rl_weights: np.ndarray | None = None

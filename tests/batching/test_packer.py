@@ -252,6 +252,20 @@ def test_a_bad_sample_is_refused_by_env_wherever_it_stands(bad, message, place):
     assert re.match(rf"env 'bad', (packed )?sample {place}: ", str(caught.value))
 
 
+@pytest.mark.parametrize(
+    ("streams", "component"),
+    [({}, "rl"), ({"rl_weights": 0.0, "ref_kl_weights": 1.0, "ref_logprobs": -1.0, "advantages": None}, "ref_kl")],
+)
+def test_tokens_that_the_policy_did_not_sample_are_refused_by_any_loss_but_ce(streams, component):
+    bad = make_sample(env_name="bad", **streams)
+    bad.has_policy_logprobs = False
+    with pytest.raises(PackingError, match=rf"'bad', sample 1: it has {component} members, but the policy did not sample its tokens"):
+        pack([make_sample(), bad], row_length=16, rows=1, shards=1)
+    taught = make_sample(rl_weights=0.0, ce_weights=1.0)
+    taught.has_policy_logprobs = False
+    assert pack([make_sample(), taught], row_length=16, rows=1, shards=1).member_counts.sum(axis=0).tolist() == [3, 3, 0]
+
+
 def test_live_rl_tokens_without_advantages_are_refused_even_beside_a_neighbour_that_has_them():
     with pytest.raises(PackingError, match="env 'toy', sample 1"):
         pack([make_sample(), make_sample(advantages=None)], row_length=16, rows=1, shards=1)

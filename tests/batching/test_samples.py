@@ -93,6 +93,12 @@ def test_a_frozen_source_carries_zero_logprobs_whatever_it_reported():
         np.testing.assert_array_equal(sample.inference_logprobs, np.zeros(5, np.float32))
 
 
+def test_a_sample_says_whether_the_policy_sampled_its_tokens():
+    for version, is_policys in ((3, True), (None, False)):
+        (sample,) = make_rollout(version=version, logprob=-0.5 if is_policys else None).samples
+        assert sample.has_policy_logprobs is is_policys
+
+
 def test_a_greedy_frozen_source_is_scored_at_temperature_one():
     (sample,) = rollout_to_samples(make_rollout(version=None, logprob=None, temperature=0.0, with_samples=False))
     np.testing.assert_array_equal(sample.temperatures, np.ones(5, np.float32))

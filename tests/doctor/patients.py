@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
+from jaxrl.config.load import load_config
 from jaxrl.config.run import RunConfig
 from jaxrl.doctor.examination import Examination
 from jaxrl.doctor.finding import Finding
@@ -26,8 +27,34 @@ def config(*overrides: str) -> RunConfig:
 
 def examine(check: Callable[[Examination], Finding], *overrides: str) -> Finding:
     """Run one check on the small run."""
-    with Examination(config(*overrides)) as exam:
+    return examine_run(check, config(*overrides))
+
+
+def examine_run(check: Callable[[Examination], Finding], run: RunConfig) -> Finding:
+    """Run one check on a run."""
+    with Examination(run) as exam:
         return check(exam)
+
+
+def questions_config(
+    directory: Path, rows: Sequence[dict[str, Any]], *overrides: str, env: str = "", algo: str = "{type='sft', sampling={source='demonstrations'}}"
+) -> RunConfig:
+    """Return a run that asks the questions of a file with these rows, learning from their demonstrations.
+
+    Args:
+      directory: where the file is written.
+      rows: one JSON object a question.
+      overrides: of the command line.
+      env: further settings of the environment, as TOML.
+      algo: its algorithm, as a TOML value.
+    """
+    (directory / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (directory / "run.toml").write_text(
+        f"[orchestrator]\ngroup_size = 2\nmodel = {{name = '{MODEL}'}}\nsampling = {{max_tokens = 32}}\n"
+        f"[[orchestrator.train.env]]\ntype = 'questions'\npath = '{directory}/rows.jsonl'\nsplit = 'all'\nalgo = {algo}\n{env}\n"
+        "[inference]\nmax_model_len = 64\n[trainer]\nrow_length = 96\n"
+    )
+    return load_config(directory / "run.toml", list(overrides))
 
 
 class ModelDir:

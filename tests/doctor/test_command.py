@@ -13,7 +13,7 @@ from jaxrl.doctor.finding import Finding
 from tests.doctor.patients import ModelDir, lines_of
 from tests.e2e.runs import ROOT, SMALL, small_arguments
 
-CHEAP = ("config", "tokenizer", "template", "budgets", "endpoint", "head", "model")
+CHEAP = ("config", "tokenizer", "template", "budgets", "rewards", "demonstrations", "endpoint", "head", "model")
 
 
 def diagnose(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
@@ -33,6 +33,8 @@ def test_checks_that_are_good_are_one_line_each_and_code_0(capsys: pytest.Captur
     assert "385 ids for 512 rows of the embedding, no BOS token" in found["tokenizer"][1] and "'<|im_end|>' (2)" in found["tokenizer"][1]
     assert "each turn continues the one before (user, system and user)" in found["template"][1]
     assert "+ reply 32 =" in found["budgets"][1]
+    assert "its demonstration is worth 1, nonsense is worth 0" in found["rewards"][1]
+    assert found["demonstrations"][1] == "no environment learns from demonstrations"
     assert found["endpoint"][1] == "no external server is named"
     assert found["head"][1].startswith("tied")
     assert "656,448 parameters" in found["model"][1]
@@ -93,4 +95,4 @@ def test_a_check_that_cannot_stand_what_it_finds_is_a_failed_one(
     monkeypatch.setitem(doctor.CHECKS, "budgets", check)
     code, text = diagnose(capsys, "--check=budgets", "--check=config")
     assert code == 1
-    assert "FAIL budgets   the check itself failed with KeyError: 'answer'" in text and "ok   config" in text
+    assert "FAIL budgets        the check itself failed with KeyError: 'answer'" in text and "ok   config" in text

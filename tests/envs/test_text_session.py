@@ -41,7 +41,7 @@ class Talker:
 def talking(talker: Talker, rollout: Rollout, *, sampling: SamplingConfig | None = None, window: int = 512) -> TextSession:
     sampling = sampling or SamplingConfig()
     source = ForeignModel(talker, rollout, sampling, run_seed=0)
-    return TextSession(source, RENDERER, rollout, window=Window(window), writer="frozen", stop=sampling.stop, may_cut=True)
+    return TextSession(source, RENDERER, rollout, window=Window(window), writer="frozen", stop=sampling.stop)
 
 
 async def test_a_demonstration_is_the_tokens_that_the_policy_would_write_and_has_no_logprobs_or_versions() -> None:
@@ -94,8 +94,11 @@ async def test_a_demonstration_that_does_not_fit_is_an_error_and_is_never_cut() 
 
 
 async def test_a_demonstration_that_holds_the_end_of_a_turn_is_an_error() -> None:
-    with pytest.raises(EnvError, match=r"the reply holds '<\|im_end\|>', which ends a reply of the policy; nothing can follow it"):
+    said = r"the reply holds '<\|im_end\|>', which ends a reply of the policy; nothing can follow it"
+    with pytest.raises(EnvError, match=said):
         await demonstrating(make_rollout(), "1<|im_end|>1").ask(HI)
+    with pytest.raises(EngineError, match=said):
+        await talking(Talker(ChatReply("1<|im_end|>", is_stopped=True)), make_rollout()).ask(HI)
 
 
 async def test_an_empty_demonstration_is_the_end_of_the_turn_alone() -> None:

@@ -226,9 +226,9 @@ def test_what_a_servers_tokenizer_says_is_ids_or_a_text_and_nothing_else() -> No
     assert wire.read_tokenized(b'{"tokens": [5, 6], "count": 2}').tolist() == [5, 6]
     assert wire.read_detokenized('{"prompt": "naïve\\n"}'.encode()) == "naïve\n"
     for content in (b'{"tokens": [5, "6"]}', b"{}", b"[]", b"<html>"):
-        with pytest.raises(EngineError, match="expected|not JSON"):
+        with pytest.raises(EngineError, match=r"expected|not JSON"):
             wire.read_tokenized(content)
-        with pytest.raises(EngineError, match="expected|not JSON"):
+        with pytest.raises(EngineError, match=r"expected|not JSON"):
             wire.read_detokenized(content)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxrl.errors import ConfigError
-from jaxrl.monitors.jsonl import MetricsFile, append_lines, append_plain_lines, read_lines, to_json
+from jaxrl.monitors.jsonl import MetricsFile, append_compact_lines, append_lines, read_lines, to_json
 
 
 def test_a_row_is_on_disk_before_the_next_call(tmp_path: Path) -> None:
@@ -106,11 +106,11 @@ def test_a_file_that_somebody_deleted_is_begun_again(tmp_path: Path) -> None:
     assert [row["step"] for row in read_lines(path)] == [2, 3]
 
 
-def test_plain_lines_read_back_as_the_others_do_whatever_they_hold(tmp_path: Path) -> None:
+def test_compact_lines_read_back_as_the_others_do_whatever_they_hold(tmp_path: Path) -> None:
     values: list[dict] = [{"a": [1, 0.5, None]}, {"text": "line\u2028end\x85"}, {"text": "\ud800"}]
     values += [{"a": math.nan}, {"a": np.float32(0.5)}, {"a": 2**70}]
     append_lines(tmp_path / "slow.jsonl", values)
-    append_plain_lines(tmp_path / "deep" / "fast.jsonl", values)
+    append_compact_lines(tmp_path / "deep" / "fast.jsonl", values)
     text = (tmp_path / "deep" / "fast.jsonl").read_text(encoding="utf-8")
     assert len(text.splitlines()) == len(values) and text.startswith('{"a":[1,0.5,null]}\n')
     assert read_lines(tmp_path / "deep" / "fast.jsonl") == read_lines(tmp_path / "slow.jsonl")

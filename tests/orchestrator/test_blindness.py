@@ -48,3 +48,9 @@ def test_no_type_of_algorithm_or_environment_is_named(path):
     assert words_of(source) & TYPES == set()
     assert not re.search(r"isinstance\([^)]*\b(algorithm|environment|algo)\b", source)
     assert not re.search(r"\b(algo|algorithm|environment|env)(\.config)?\.type\b", source)
+
+
+@pytest.mark.parametrize("path", [path for path in BLIND if path.name != "sources.py"], ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_nothing_but_the_sources_themselves_knows_who_writes_the_replies(path):
+    source = path.read_text(encoding="utf-8")
+    assert not re.search(r"\b(Policy|Frozen|Demonstration)Source\b|isinstance\([^)]*\bsource\b|\.source\s*[=!]=", source)

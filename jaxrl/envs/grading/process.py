@@ -42,9 +42,13 @@ class Process:
 
     Args:
       environment: its environment variables.
+      folder: its current folder.
+
+    Raises:
+      OSError: the system starts no process.
     """
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(self, environment: Mapping[str, str], folder: str) -> None:
         self._trace = tempfile.TemporaryFile()  # noqa: SIM115, it is open as long as the process is
         self._popen = subprocess.Popen(
             # -P: the folder of the file, where names like `base` stand, is not searched for modules.
@@ -54,6 +58,7 @@ class Process:
             stdout=subprocess.PIPE,
             stderr=self._trace,
             env=environment,
+            cwd=folder,
             start_new_session=True,  # Ctrl-C does not reach it, and it can be killed with everything that it starts
         )
         assert self._popen.stdin is not None and self._popen.stdout is not None

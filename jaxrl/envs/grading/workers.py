@@ -45,9 +45,9 @@ class Workers:
     def __init__(
         self, import_path: str, kwargs: Mapping[str, Any], *, deadline_s: float, num_workers: int, environment: Mapping[str, str]
     ) -> None:
-        folder = str(Path.cwd())
-        path = [entry or folder for entry in sys.path]
-        setup = {"path": path if folder in path else [folder, *path], "import_path": import_path, "kwargs": dict(kwargs)}
+        self._folder = str(Path.cwd())
+        path = [entry or self._folder for entry in sys.path]
+        setup = {"path": path if self._folder in path else [self._folder, *path], "import_path": import_path, "kwargs": dict(kwargs)}
         self._setup = pickle.dumps(setup | {"deadline_s": deadline_s, "load_deadline_s": LOAD_DEADLINE_S})
         self._deadline_s = deadline_s
         self._num_workers = num_workers
@@ -107,27 +107,28 @@ class Workers:
                 try:
                     process = process or self._started()
                     future.set_result(process.ask(request, self._deadline_s))
-                except LostError as lost:
-                    process = self._end(process)
-                    future.set_exception(GraderError(str(lost)))
                 except GraderError as error:
                     future.set_exception(error)
+                except Exception as error:  # of whatever kind: this thread has to go on
+                    process = self._end(process)
+                    future.set_exception(_grader_error(error))
             with self._lock:
                 self._num_unanswered -= 1
         self._end(process)
 
     def _started(self) -> Process:
-        process = Process(self._environment)
-        with self._lock:
-            self._processes.add(process)
-            is_late = self._is_closed
+        process = None
         try:
+            process = Process(self._environment, self._folder)
+            with self._lock:
+                self._processes.add(process)
+                is_late = self._is_closed
             if is_late:
-                raise GraderError("its worker processes are closed")
+                raise LostError("its worker processes are closed")
             process.ask(self._setup, LOAD_DEADLINE_S)
-        except (LostError, GraderError) as error:
+        except (LostError, GraderError, OSError) as error:
             self._end(process)
-            raise GraderError(f"cannot be loaded: {error}") from None
+            raise GraderError(f"cannot be loaded: {_grader_error(error)}") from None
         return process
 
     def _end(self, process: Process | None) -> None:
@@ -135,3 +136,7 @@ class Workers:
             process.end()
             with self._lock:
                 self._processes.discard(process)
+
+
+def _grader_error(error: Exception) -> GraderError:
+    return GraderError(str(error) if isinstance(error, LostError | GraderError) else f"{type(error).__name__}: {error}")

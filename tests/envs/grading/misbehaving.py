@@ -22,6 +22,8 @@ def act(spec, text):
     """Score a number with itself, and do what any other reply says."""
     if "pid_file" in spec:
         Path(spec["pid_file"]).write_text(str(os.getpid()))
+    if "child_file" in spec:
+        Path(spec["child_file"]).write_text(str(subprocess.Popen(["sleep", "600"]).pid))
     return ACTS[text]() if text in ACTS else float(text)
 
 
@@ -94,11 +96,6 @@ ACTS = {
     "forge": forge,
     "think": think,
 }
-
-
-def sees(spec, text):
-    """Give 1 if the process has an environment variable of this name."""
-    return float(text in os.environ)
 
 
 def modules(spec, text):

@@ -79,15 +79,17 @@ def test_anything_else_is_an_error_that_says_what_and_where(workers: Workers, re
     assert len(str(error)) < 2000
 
 
-def test_what_never_returns_is_killed_at_its_deadline_and_says_where_it_was() -> None:
+def test_what_never_returns_is_killed_at_its_deadline_with_what_it_started_and_says_where_it_was(tmp_path: Path) -> None:
+    replies = ("spin", "sleep", "hold the interpreter")
     with contextlib.closing(started(num_workers=3)) as workers:
         begun_s = time.monotonic()
-        lost = {reply: workers.submit({}, reply) for reply in ("spin", "sleep", "hold the interpreter")}
+        lost = {reply: workers.submit({"child_file": str(tmp_path / reply)}, reply) for reply in replies}
         for reply, future in lost.items():
             message = str(future.exception(30.0))
             assert message.startswith("was not done after 1 s, and its worker process was killed\n  File"), reply
             assert "misbehaving.py" in message
         assert time.monotonic() - begun_s > DEADLINE_S
+        assert wait_for(lambda: not any(is_alive(int((tmp_path / reply).read_text())) for reply in replies))
         assert workers.submit({}, "0.5").result(20.0) == 0.5
 
 

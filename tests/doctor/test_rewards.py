@@ -1,0 +1,58 @@
+"""The check of rewards: functions that are called in worker processes, sound ones and others."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from jaxrl.doctor.finding import Finding, Level
+from jaxrl.doctor.rewards import check_rewards
+from jaxrl.doctor.settings import check_budgets
+from jaxrl.errors import ConfigError
+from tests.doctor.patients import examine_run, questions_config
+
+ROWS = [{"question": f"{n}+1=?", "answer": str(n + 1), "demonstration": str(n + 1)} for n in range(3)]
+
+
+def look(directory: Path, function: str, *settings: str) -> Finding:
+    reward = f"reward = {{type = 'python', import_path = '{function}'}}"
+    return examine_run(check_rewards, questions_config(directory, ROWS, env="\n".join([reward, *settings])))
+
+
+def test_a_reward_that_tells_right_from_wrong_is_good(tmp_path: Path) -> None:
+    finding = look(tmp_path, "tests.doctor.grading:fair")
+    assert finding.level is Level.GOOD
+    assert "env 'questions' (`reward.type`='python'): its demonstration is worth 1, nonsense is worth 0, after" in finding.text
+    assert "at most of 30 s" in finding.text
+
+
+@pytest.mark.parametrize(
+    ("function", "level", "said"),
+    [
+        ("wordy", Level.BAD, "its demonstration got no reward: env 'questions': reward function 'tests.doctor.grading:wordy' returned 'yes' (str)"),
+        ("squeamish", Level.BAD, "nonsense got no reward: env 'questions': reward function 'tests.doctor.grading:squeamish' raised ValueError"),
+        ("mute", Level.WARNING, "its demonstration is not scored, nonsense is not scored"),
+        ("blind", Level.WARNING, "the reference reply is worth no more than nonsense"),
+    ],
+)
+def test_a_reward_that_is_none_or_says_nothing_is_told(tmp_path: Path, function: str, level: Level, said: str) -> None:
+    finding = look(tmp_path, f"tests.doctor.grading:{function}")
+    assert finding.level is level
+    assert said in finding.text
+
+
+def test_a_reward_that_never_returns_is_bad_at_its_deadline_and_holds_up_no_other_check(tmp_path: Path) -> None:
+    settings = "reward = {type = 'python', import_path = 'tests.doctor.grading:sleeps'}\nreward_deadline_s = 0.3\nreward_workers = 3"
+    run = questions_config(tmp_path, ROWS, env=settings)
+    began_s = time.monotonic()
+    finding = examine_run(check_rewards, run)
+    assert finding.level is Level.BAD and "was not done after 0.3 s" in finding.text and "left out of their groups" in finding.text
+    assert examine_run(check_budgets, run).is_good
+    assert time.monotonic() - began_s < 15
+
+
+def test_a_function_that_cannot_be_imported_fails_whatever_needs_the_environment(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"'tests\.doctor\.grading:fairer'"):
+        look(tmp_path, "tests.doctor.grading:fairer")
