@@ -77,6 +77,7 @@ class PolicySession:
     ) -> None:
         self._pool = pool
         self._stop_ids = renderer.stop_ids
+        self._num_ids = renderer.num_ids if is_frozen else None
         self._sampling = sampling
         self._run_seed = run_seed
         self._seed_scope = seed_scope
@@ -103,6 +104,11 @@ class PolicySession:
         request = self._request(turn, room)
         generation = await self._pool.generate(request)
         _check(generation, request)
+        if self._num_ids is not None and np.any(generation.token_ids >= self._num_ids):
+            raise EngineError(
+                f"request {request.request_id!r}: the frozen model wrote token id {int(generation.token_ids.max())}, and the policy's "
+                f"vocabulary ends at {self._num_ids - 1}"
+            )
         written = Written(
             generation.token_ids,
             generation.finish_reason,

@@ -125,7 +125,7 @@ class Renderer:
         """Number of ids that the tokenizer knows, special tokens included."""
         return len(self._tokenizer)
 
-    @property
+    @functools.cached_property
     def num_ids(self) -> int:
         """The highest id that the tokenizer knows, plus 1; more than `vocab_size` where ids are left out."""
         return 1 + max(self._tokenizer.get_vocab().values())

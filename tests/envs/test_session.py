@@ -220,3 +220,12 @@ async def test_a_frozen_models_tokens_are_recorded_without_logprobs_and_versions
     assert (reply.logprobs, reply.versions, reply.source, reply.num_sampled) == (None, None, "frozen", 3)
     (request,) = endpoint.requests
     assert (request.wants_logprobs, request.cache_salt, request.sampling.temperature, request.sampling.top_k) == (False, None, 0.0, 3)
+
+
+async def test_a_frozen_model_that_writes_an_id_beyond_the_policys_vocabulary_is_an_error() -> None:
+    beyond = RENDERER.num_ids
+    pool, rollout = PolicyPool([ScriptedEndpoint(lambda request, version: [70, beyond])], 0), make_rollout()
+    session = PolicySession(pool, RENDERER, rollout, SamplingConfig(), run_seed=0, seed_scope="toy", window=512, is_frozen=True)
+    with pytest.raises(EngineError, match=f"wrote token id {beyond}, and the policy's vocabulary ends at {beyond - 1}"):
+        await session.ask([user("8 + 3")])
+    assert rollout.nodes == []

@@ -40,6 +40,12 @@ class FrozenScript(ScriptedEndpoint):
         self.failure = EndpointDownError(self.down) if self.down else self.failure
         return await super().generate(request)
 
+    async def tokenize(self, text: str) -> np.ndarray | None:
+        return None
+
+    async def detokenize(self, token_ids: np.ndarray) -> str | None:
+        return None
+
     async def close(self) -> None:
         self.is_closed = True
 

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
 
 from jaxrl.errors import EnvError, ModelLoadError
 from jaxrl.inference.rendering import Renderer
@@ -279,3 +281,13 @@ def test_a_special_token_that_the_model_has_no_embedding_for_is_refused(tmp_path
     (directory / "config.json").write_text(json.dumps({"vocab_size": 320}))
     with pytest.raises(ModelLoadError, match=r"has 321 ids but config\.json says `vocab_size`=320.*<\|new_eos\|>"):
         Renderer.from_pretrained(directory)
+
+
+def test_the_text_of_a_token_is_what_it_adds_to_a_text_its_space_included(renderer: Renderer) -> None:
+    text = "<|im_start|>user\nHow are you, 42?"
+    assert "".join(map(renderer.token_text, renderer.encode(text).tolist())) == text
+    backend = Tokenizer(models.WordLevel({"\u2581hi": 0, "\u2581you": 1, "<end>": 2, "<unk>": 3}, unk_token="<unk>"))
+    backend.decoder = decoders.Metaspace()
+    backend.add_special_tokens(["<end>"])
+    spaced = Renderer(PreTrainedTokenizerFast(tokenizer_object=backend), "", [2])
+    assert spaced.decode([1]) == "you" and spaced.token_text(1) == " you", "a decoder of this kind eats the space that begins a text"
