@@ -3,7 +3,6 @@
 import importlib.util
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
@@ -46,15 +45,23 @@ def test_every_worked_answer_is_right_and_the_held_out_questions_are_the_quickst
         assert [spec["question"] for spec in env.tasks()] == questions
 
 
-def test_a_model_is_made_again_only_with_other_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[list[Any]] = []
-    monkeypatch.setattr(prepare.subprocess, "run", lambda command, check: made.append(command))
+def test_a_model_is_made_again_only_with_other_settings_and_then_replaces_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[list[str]] = []
+
+    def make(command: list[str], *, check: bool) -> None:
+        made.append(command)
+        folder = Path(command[-1].removeprefix("--out="))
+        folder.mkdir()
+        steps = next(option for option in command if option.startswith("--steps=")).removeprefix("--steps=")
+        (folder / "measured.json").write_text(json.dumps({"settings": {**prepare.TEACHER, "steps": int(steps), "seed": 0}}))
+
+    monkeypatch.setattr(prepare.subprocess, "run", make)
     out = tmp_path / "teacher"
-    prepare.make_model(prepare.TEACHER, prepare.START_MODEL, out, QUIET)
-    assert f"--init={prepare.START_MODEL}" in made[0] and "--worked-share=1.0" in made[0]
-    out.mkdir()
-    (out / "measured.json").write_text(json.dumps({"settings": {**prepare.TEACHER, "seed": 0}}))
-    prepare.make_model(prepare.TEACHER, prepare.START_MODEL, out, QUIET)
-    assert len(made) == 1
+    for _ in range(2):
+        prepare.make_model(prepare.TEACHER, prepare.START_MODEL, out, QUIET)
+    assert len(made) == 1 and f"--init={prepare.START_MODEL}" in made[0] and "--worked-share=1.0" in made[0]
     prepare.make_model({**prepare.TEACHER, "steps": 1}, prepare.START_MODEL, out, QUIET)
-    assert len(made) == 2
+    assert len(made) == 2 and [path.name for path in tmp_path.iterdir()] == ["teacher"]
+    assert json.loads((out / "measured.json").read_text())["settings"]["steps"] == 1

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -28,7 +29,7 @@ START_MODEL = ROOT / "configs" / "quickstart" / "start_model"
 
 SPLITS: tuple[tuple[Literal["heldout", "train"], int, int], ...] = (("heldout", 5_000_000, 8_000), ("train", 7_000_000, 20_000))
 """Split, seed and number of the sums: the quickstart's, so that the held-out questions are the same ones, in the same order."""
-TEACHER = {"steps": 300, "lr": 2e-3, "worked_share": 1.0}
+TEACHER = {"steps": 200, "lr": 2e-3, "worked_share": 1.0}
 """The start model, trained further on answers that are all worked out."""
 HINTED_START = {"steps": 700, "hinted_share": 0.4}
 """As the start model, but in 40% of the single turns it was shown the worked answer first."""
@@ -57,7 +58,7 @@ def make_sums(out: Path, console: Console) -> None:
 
 
 def make_model(settings: dict[str, float], init: Path | None, out: Path, console: Console) -> None:
-    """Train a relative of the start model, unless one of these settings is there."""
+    """Train a relative of the start model, unless one of these settings is there; one of other settings is replaced."""
     measured = out / "measured.json"
     if measured.is_file():
         there = json.loads(measured.read_text(encoding="utf-8"))["settings"]
@@ -66,7 +67,11 @@ def make_model(settings: dict[str, float], init: Path | None, out: Path, console
             return
     options = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
     options += [f"--init={init}"] if init else []
-    subprocess.run([sys.executable, str(MAKER), *options, f"--out={out}"], check=True)
+    part = out.with_name(f"{out.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    subprocess.run([sys.executable, str(MAKER), *options, f"--out={part}"], check=True)
+    shutil.rmtree(out, ignore_errors=True)
+    part.rename(out)
 
 
 THINGS: dict[str, Callable[[Console], None]] = {

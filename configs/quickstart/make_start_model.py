@@ -283,6 +283,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--init", type=Path, help="go on from this Hugging Face directory, with its tokenizer")
     parser.add_argument("--hinted-share", type=float, default=0.0, help="share of single turns that are shown the worked answer first")
     args = parser.parse_args(argv)
+    if args.out.is_dir() and any(args.out.iterdir()):
+        parser.error(f"{args.out} holds files already; remove it first, or name another folder with --out")
     console = Console()
 
     config = ReasoningGymEnvConfig(

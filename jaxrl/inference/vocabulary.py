@@ -156,4 +156,3 @@ def _tidied(text: str) -> str:
 
 def _shown(ids: np.ndarray | None) -> str:
     return f"{[] if ids is None else ids.tolist()}"
-

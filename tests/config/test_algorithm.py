@@ -19,7 +19,7 @@ from jaxrl.config.schema import section_types
 from jaxrl.errors import ConfigError
 
 FROZEN = {"name": "big", "base_url": ["http://127.0.0.1:8000/v1"]}
-EVERY_FROZEN = FROZEN | {"api_key_var": "BIG_KEY", "timeout_s": 9.0, "max_concurrency": 3, "max_attempts": 2}
+EVERY_FROZEN = FROZEN | {"api_key_var": "BIG_KEY", "timeout_s": 9.0, "max_concurrency": 3, "max_attempts": 2, "ready_deadline_s": 9.0}
 POLICY_SOURCE = {"sampling": {"source": "policy"}}
 
 FULL: dict[str, list[dict[str, Any]]] = {

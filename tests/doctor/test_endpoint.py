@@ -33,10 +33,12 @@ def running(model: FakeModel) -> Iterator[WireServer]:
     thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
     thread.start()
     assert ready.wait(10)
-    yield server
-    loop.call_soon_threadsafe(done.set)
-    thread.join(10)
-    loop.close()
+    try:
+        yield server
+    finally:
+        loop.call_soon_threadsafe(done.set)
+        thread.join(10)
+        loop.close()
 
 
 @pytest.mark.filterwarnings("ignore:`orchestrator.model.client` is not used:UserWarning")
@@ -68,13 +70,13 @@ def renderer() -> Renderer:
 
 
 class ShiftedTokenizer:
-    """A vocabulary in which every id of the policy's is one later."""
+    """A vocabulary in which every id of the policy's stands one later."""
 
     def encode(self, text: str, *, add_special_tokens: bool) -> np.ndarray:
         return renderer().encode(text, add_special_tokens=add_special_tokens) + 1
 
     def decode(self, token_ids: list[int]) -> str:
-        return renderer().decode([token_id - 1 for token_id in token_ids])
+        return renderer().decode([max(0, token_id - 1) for token_id in token_ids])
 
 
 def look_at(settings: str, *, model: FakeModel, window: int = 60) -> Finding:

@@ -49,9 +49,7 @@ class OPSD(Algorithm):
         """Let the policy score the very ids of every branch, after the hint."""
         hint_ids = await asyncio.to_thread(self.hint_ids, self.demonstration_of(rollout))
         version = getattr(self.policy_pool, "version", None)
-        await score_branches(
-            self.policy_pool, rollout, context_ids=hint_ids, bos_id=self._renderer.bos_id, window=self.context.window
-        )
+        await score_branches(self.policy_pool, rollout, context_ids=hint_ids, bos_id=self._renderer.bos_id, window=self.context.window)
         if version is not None:
             rollout.metrics[REF_VERSION] = float(version)
 

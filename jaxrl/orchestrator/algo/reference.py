@@ -51,9 +51,7 @@ async def score_branches(
         sample.ref_logprobs = task.result()
 
 
-async def _score(
-    pool: ScoringPool, sample: TrainingSample, context: np.ndarray, bos_id: int | None, window: int | None
-) -> np.ndarray:
+async def _score(pool: ScoringPool, sample: TrainingSample, context: np.ndarray, bos_id: int | None, window: int | None) -> np.ndarray:
     """Return [L] float32 of a sample's [L] tokens; 0.0 for a first one that nothing stands before, or that is left out."""
     token_ids = sample.token_ids
     is_twice = bos_id is not None and len(context) > 0 and _starts_with(bos_id, context, token_ids)
