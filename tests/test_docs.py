@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from jaxrl.cli import VERBS
+from jaxrl.config.load import load_config
 from jaxrl.monitors.metrics import MEANINGS
+from jaxrl.orchestrator.algo import ALGORITHM_CLASSES
 
 ROOT = Path(__file__).parents[1]
 DOCS = [ROOT / "README.md", ROOT / "AGENTS.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -38,6 +40,15 @@ def test_the_python_of_a_document_runs(where: str, code: str, tmp_path: Path) ->
     assert done.returncode == 0, f"{where}:\n{done.stderr}"
 
 
+def test_the_configuration_that_the_readme_shows_is_one_and_its_table_has_every_algorithm(tmp_path: Path) -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    (example,) = (code for lang, code in BLOCK.findall(text) if lang == "toml")
+    (tmp_path / "run.toml").write_text(example)
+    settings = load_config(tmp_path / "run.toml").orchestrator
+    assert {settings.algo_of(env).type for env in settings.train.env} == {"grpo", "sft", "opd"}
+    assert set(re.findall(r"^\| `(\w+)` \| .* \| .* \|$", text, re.MULTILINE)) == set(ALGORITHM_CLASSES)
+
+
 @pytest.mark.parametrize("path", DOCS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_commands_that_a_document_names_exist(path: Path) -> None:
     code = code_of(path)
@@ -52,6 +63,13 @@ def test_commands_that_a_document_names_exist(path: Path) -> None:
 def test_files_that_a_document_links_to_exist(path: Path) -> None:
     links = re.findall(r"\]\((?!https?://|#)([^)#\s]+)", path.read_text(encoding="utf-8"))
     assert [link for link in links if not (path.parent / link).exists()] == []
+
+
+def test_the_tests_that_the_documents_name_exist() -> None:
+    named = [match.split("::") for path in DOCS for match in re.findall(r"`(tests/[\w/]+\.py::\w+)`", path.read_text(encoding="utf-8"))]
+    assert named
+    sources = {file: (ROOT / file).read_text(encoding="utf-8") for file, _ in named}
+    assert [f"{file}::{test}" for file, test in named if f"def {test}(" not in sources[file]] == []
 
 
 def test_every_metric_is_in_the_document_of_metrics() -> None:

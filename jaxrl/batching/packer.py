@@ -160,10 +160,11 @@ def _check_arguments(
         )
 
 
-def _check_foreign(sample: TrainingSample, index: int) -> None:
-    weights = (sample.loss_mask if sample.rl_weights is None else sample.loss_mask & (sample.rl_weights != 0), sample.ref_kl_weights)
-    for component, weight in zip(("rl", "ref_kl"), weights, strict=True):
-        if weight is not None and np.any(weight):
+def _check_unsampled(sample: TrainingSample, index: int) -> None:
+    """Refuse a sample that somebody else than the policy wrote in the components whose importance ratio needs the policy's logprobs."""
+    members = sample.members()
+    for component, member in (("rl", members.rl), ("ref_kl", members.ref_kl)):
+        if member.any():
             raise PackingError(
                 f"{_name(sample, index)}: it has {component} members, but the policy did not sample its tokens, so there is no logprob to "
                 "compare with; its algorithm must route them to the ce loss"
@@ -195,7 +196,7 @@ def _check_credit(samples: Sequence[TrainingSample], columns: Columns) -> None:
     """Refuse live rl tokens without advantages, ref_kl members without a reference, and both without the policy's logprobs."""
     for index, sample in enumerate(samples):
         if not sample.has_policy_logprobs:
-            _check_foreign(sample, index)
+            _check_unsampled(sample, index)
     for index in _lacking("advantages", columns, len(samples)):
         sample = samples[index]
         weights = sample.rl_weights

@@ -31,14 +31,16 @@ class Examination:
         self.config = config
         self._stack = contextlib.ExitStack()
         self._arm: ArrayArm | JaxrlError | None = None
+        self._worlds: list[list[Environment]] | JaxrlError | None = None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.release_arm()
-        for env in itertools.chain.from_iterable(self.__dict__.get("worlds", ())):
-            env.close()
+        if isinstance(self._worlds, list):
+            for env in itertools.chain(*self._worlds):
+                env.close()
 
     @property
     def model_name(self) -> str:
@@ -67,12 +69,19 @@ class Examination:
 
         return PreTrainedTokenizerFast.from_pretrained(self.directory)
 
-    @functools.cached_property
+    @property
     def worlds(self) -> tuple[list[Environment], list[Environment]]:
         """The training and the evaluation environments."""
-        from jaxrl.launch import build_worlds
+        if self._worlds is None:
+            from jaxrl.launch import build_worlds
 
-        _, train, heldout = build_worlds(self.config)
+            try:
+                _, *self._worlds = build_worlds(self.config)
+            except JaxrlError as error:
+                self._worlds = error
+        if isinstance(self._worlds, JaxrlError):
+            raise self._worlds
+        train, heldout = self._worlds
         return train, heldout
 
     @property

@@ -60,11 +60,13 @@ def verdict(text: str, problems: list[str], remarks: list[str]) -> Finding:
 
 
 def joined(findings: Sequence[Finding]) -> Finding:
-    """Return several findings of one check as one, as bad as the worst of them.
+    """Return several findings of one check as one: those that are not good, or else all of them.
 
     Example:
-      >>> joined([good("a"), warning("b")])
-      Finding(level=<Level.WARNING: 'warn'>, text='a; b')
+      >>> joined([good("a"), warning("b"), bad("c")])
+      Finding(level=<Level.BAD: 'FAIL'>, text='b; c')
+      >>> joined([good("a"), good("b")])
+      Finding(level=<Level.GOOD: 'ok'>, text='a; b')
     """
-    levels = [finding.level for finding in findings]
-    return Finding(max(levels, key=list(Level).index), "; ".join(finding.text for finding in findings))
+    shown = [finding for finding in findings if finding.level is not Level.GOOD] or findings
+    return Finding(max((finding.level for finding in shown), key=list(Level).index), "; ".join(finding.text for finding in shown))

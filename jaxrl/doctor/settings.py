@@ -32,11 +32,8 @@ def check_budgets(exam: Examination) -> Finding:
     ]
     for env_config, env in zip(settings.eval.env, heldout, strict=True):
         needs.append(_need_of(exam, env, (env_config.sampling or settings.eval.sampling).max_tokens, "evaluation"))
-    found = {need: _judge(exam, need) for need in needs}
-    worst = joined(list(found.values())).level
-    if worst is not Level.GOOD:
-        return joined([finding for finding in found.values() if finding.level is not Level.GOOD])
-    return found[max(needs, key=lambda need: need.num_tokens)]
+    finding = joined([_judge(exam, need) for need in needs])
+    return _judge(exam, max(needs, key=lambda need: need.num_tokens)) if finding.level is Level.GOOD else finding
 
 
 class _Need(NamedTuple):
@@ -49,6 +46,8 @@ class _Need(NamedTuple):
     """Tokens of its longest prompt, of those that were probed."""
     max_tokens: int
     """Tokens of a reply; 0 for demonstrations, which have a check of their own."""
+    failure: str
+    """What went wrong in the first rollout that failed; empty if none did."""
 
     @property
     def num_tokens(self) -> int:
@@ -63,8 +62,10 @@ def _source_of(exam: Examination, env_config: EnvBase) -> Literal["policy", "fro
 def _need_of(
     exam: Examination, env: Environment, max_tokens: int, source: Literal["policy", "evaluation", "frozen", "demonstrations"]
 ) -> _Need:
-    lengths = [length for _, prompts in asyncio.run(play_empty(exam, env)) for length in prompts]
-    return _Need(env.name, source, max(lengths, default=0), 0 if source == "demonstrations" else max_tokens)
+    played = asyncio.run(play_empty(exam, env))
+    longest = max((length for _, prompts in played for length in prompts), default=0)
+    failure = next((rollout.failure.message for rollout, _ in played if rollout.failure is not None), "")
+    return _Need(env.name, source, longest, 0 if source == "demonstrations" else max_tokens, failure)
 
 
 def _judge(exam: Examination, need: _Need) -> Finding:
@@ -75,7 +76,7 @@ def _judge(exam: Examination, need: _Need) -> Finding:
     where = "evaluation env" if need.source == "evaluation" else "env"
     text = f"{where} {need.env_name!r}: longest of the probed prompts {figures} tokens; window {window}, row {row}"
     if not longest:
-        return bad(f"{where} {need.env_name!r} asked nothing in any of the probed tasks; see the check `rewards`, or play one by hand")
+        return bad(f"{where} {need.env_name!r} asked nothing in any of the probed tasks: {need.failure or 'it does not call `ask`'}")
     if longest >= window:
         return bad(f"{text}: prompts do not fit; raise `inference.max_model_len` above {longest}")
     if need.source in ("frozen", "demonstrations"):

@@ -8,7 +8,8 @@ what it needs. Only the question is ever shown to the policy. The file is read o
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import math
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -54,37 +55,60 @@ def questions_environment(config: QuestionsEnvConfig) -> SingleTurnEnvironment:
 
 def _rows(config: QuestionsEnvConfig, where: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield (line number from 1, row); blank lines are none."""
+    columns = _columns(config).values()
     try:
         # Python's text files break lines at line ends alone, unlike `str.splitlines`, which also would inside of texts.
         with Path(config.path).open(encoding="utf-8-sig") as lines:
             for number, line in enumerate(lines, start=1):
                 if line.strip():
-                    yield number, _row(line, f"{where}, line {number}")
+                    yield number, _row(line, columns, f"{where}, line {number}")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{where}: cannot read the file: {error}; it must be text in UTF-8, one JSON object a line") from error
 
 
-def _row(line: str, where: str) -> dict[str, Any]:
+def _row(line: str, columns: Collection[str], where: str) -> dict[str, Any]:
+    """Return a row; a number under one of `columns` becomes the text that it is written as."""
     try:
-        row = json.loads(line, parse_constant=_refuse_constant)
+        row = json.loads(line, parse_constant=_refuse_constant, parse_float=_finite)
+        written = json.loads(line, parse_int=str, parse_float=str)
     except (ValueError, RecursionError) as error:
         example = '{"question": "2 + 2 =", "answer": "4"}'
         raise ConfigError(f"{where}: not JSON ({error}); expected one object a line, such as {example}") from None
     if not isinstance(row, dict):
         raise ConfigError(f"{where}: expected a JSON object, got {_shown(row)}")
-    return row
+    for key, value in row.items():
+        try:
+            json.dumps([key, value], ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            raise ConfigError(f"{where}: what is under {key!r} is no Unicode text: {error}") from error
+    return {key: written[key] if key in columns and _is_number(value) else value for key, value in row.items()}
 
 
 def _refuse_constant(word: str) -> None:
     raise ValueError(f"{word} is no JSON number")
 
 
+def _finite(word: str) -> float:
+    if math.isinf(number := float(word)):
+        raise ValueError(f"{word} is larger than any number that can be kept")
+    return number
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _columns(config: QuestionsEnvConfig) -> dict[str, str]:
+    """Return the file's name for each column that specs have a name for."""
+    return {name: getattr(config, f"{name}_key") for name in ("id", "question", "answer", "demonstration", "difficulty")}
+
+
 def _spec(row: dict[str, Any], config: QuestionsEnvConfig, where: str) -> TaskSpec:
-    columns = {name: getattr(config, f"{name}_key") for name in ("id", "question", "answer", "demonstration", "difficulty")}
+    columns = _columns(config)
     known = {name: _text(row, name, key, where) for name, key in columns.items()}
     if not (known["question"] or "").strip():
         raise ConfigError(f"{where}: no question under {columns['question']!r} (`question_key`); the row has {sorted(row)}")
-    if known["answer"] is None and not isinstance(config.reward, PythonRewardConfig):
+    if not (known["answer"] or "").strip() and not isinstance(config.reward, PythonRewardConfig):
         raise ConfigError(
             f"{where}: no answer under {columns['answer']!r} (`answer_key`); the row has {sorted(row)}. Only a `reward` of type 'python' "
             "can do without"
@@ -100,16 +124,10 @@ def _spec(row: dict[str, Any], config: QuestionsEnvConfig, where: str) -> TaskSp
 
 
 def _text(row: dict[str, Any], name: str, key: str, where: str) -> str | None:
-    """Return a text of the row, None if there is none; a number stands for the text that it is written as."""
+    """Return a text of the row; None if there is none."""
     value = row.get(key)
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return json.dumps(value)
     if value is not None and not isinstance(value, str):
         raise ConfigError(f"{where}: expected text or a number under {key!r} (`{name}_key`), got {_shown(value)}")
-    try:
-        (value or "").encode()
-    except UnicodeEncodeError as error:
-        raise ConfigError(f"{where}: what is under {key!r} (`{name}_key`) is no Unicode text: {error}") from error
     return value
 
 

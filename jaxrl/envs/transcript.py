@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
@@ -17,10 +16,7 @@ from jaxrl.envs.base import Message, Reply
 from jaxrl.errors import PromptTooLongError
 from jaxrl.inference.endpoint import FinishReason
 from jaxrl.inference.rendering import RenderedTurn, Renderer, RenderState
-from jaxrl.types import Node, Rollout
-
-Writer = Literal["policy", "frozen", "demonstrations"]
-"""Who writes the replies; see `Node.source`."""
+from jaxrl.types import Node, Rollout, Writer
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,15 +133,14 @@ class FrozenPool:
             while True:
                 try:
                     window = await state.endpoint.probe()
-                    break
+                    if scored_ids is not None:
+                        waiting[state.name] = f"it has not scored {len(scored_ids)} tokens"
+                        await state.endpoint.score(scored_ids)
+                    del waiting[state.name]
+                    return window
                 except EndpointDownError as error:
                     waiting[state.name] = str(error)
                     await asyncio.sleep(SETUP_PAUSE_S)
-            if scored_ids is not None:
-                waiting[state.name] = f"it has not scored {len(scored_ids)} tokens"
-                await state.endpoint.score(scored_ids)
-            del waiting[state.name]
-            return window
 
         timer = asyncio.timeout(deadline_s)
         try:

@@ -205,8 +205,8 @@ class HttpEndpoint:
 
         async def ask(failures: list[str], until: float) -> T | None:
             response = await self._post(what, path, body, failures, until)
-            if response.status_code in _NO_ROUTE_STATUSES and response.status_code != 403:
-                await self._look_up_model()  # raises if the reason is the model
+            if response.status_code in _NO_ROUTE_STATUSES:
+                await self._look_up_model()  # raises if the reason is the model or the key
                 return None
             return await self._read(what, response, read)
 

@@ -76,7 +76,8 @@ def _branch_record(rollout: Rollout, branch: PlayedBranch, token_export: bool, t
     record["why_untrained"] = why_untrained(rollout, branch)
     record["weights"] = {}
     if branch.sample is not None and branch.members is not None:
-        record["weights"] = {name: _rounded(values) for name, values in resolved_weights(branch.sample, branch.members).items()}
+        weights = resolved_weights(branch.sample, branch.members)
+        record["weights"] = {name: _rounded(values, is_weight=True) for name, values in weights.items()}
         if branch.packed is not None and branch.packed.trainer_logprobs is not None:
             logprobs = np.full(len(token_ids), np.nan, np.float32)
             logprobs[: branch.packed.num_tokens] = branch.packed.trainer_logprobs
@@ -94,7 +95,9 @@ def _streams(branch: PlayedBranch) -> dict[str, list[Any]]:
     sample = branch.sample
     if sample is None:
         return streams
-    streams |= {name: _rounded(stream) for name in OPTIONAL_STREAMS if (stream := getattr(sample, name)) is not None}
+    for name in OPTIONAL_STREAMS:
+        if (stream := getattr(sample, name)) is not None:
+            streams[name] = _rounded(stream, is_weight=name != "ref_logprobs")
     if (sample.temperatures != 1.0).any():
         streams["temperatures"] = _rounded(sample.temperatures)
     return streams
@@ -105,11 +108,16 @@ def _spread(node: Node, tail: list[Any] | None) -> list[Any]:
     return [None] * (len(node.token_ids) - len(tail or ())) + (tail or [])
 
 
-def _rounded(values: np.ndarray) -> list[float | None]:
-    """Return numbers with few decimals, whole ones as integers where all are, and null for what is no number."""
+def _rounded(values: np.ndarray, *, is_weight: bool = False) -> list[float | None]:
+    """Return numbers with few decimals, whole ones as integers where all are, and null for what is no number.
+
+    Of what the loss multiplies by, only 0 becomes 0.
+    """
     if values.dtype == np.int8:
         return values.tolist()
     numbers = values.astype(np.float64).round(_DIGITS)
+    if is_weight and (is_lost := (numbers == 0) & (values != 0)).any():
+        numbers[is_lost] = [float(f"{value:.{_DIGITS}g}") for value in values[is_lost].tolist()]
     is_finite = np.isfinite(numbers)
     if is_finite.all():
         is_whole = (np.abs(numbers) < 1e6) & (numbers == np.rint(numbers))

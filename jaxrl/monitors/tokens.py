@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxrl.types import Bucket, Members, Node, PackedSample, Rollout, Training, TrainingSample, component_members
+from jaxrl.types import Bucket, Members, Node, PackedSample, Rollout, Training, TrainingSample
 
 SCAFFOLD = "scaffold"
 ORIGINS = {
@@ -75,7 +75,7 @@ def played_branches(rollout: Rollout) -> Iterator[PlayedBranch]:
         is_dropped = False
         if any(branch.trained) and num_samples < len(rollout.samples):
             sample = rollout.samples[num_samples]
-            members = _members(sample)
+            members = sample.members()
             if rollout.packed:
                 packed = rollout.packed[num_samples]
                 is_dropped = packed is None
@@ -173,11 +173,6 @@ def why_untrained(rollout: Rollout, branch: PlayedBranch) -> list[str | None]:
     if branch.packed is not None:
         which[branch.packed.num_tokens :] = 5
     return [words[index] for index in which.tolist()]
-
-
-def _members(sample: TrainingSample) -> Members:
-    is_real = np.ones(len(sample), bool)
-    return component_members(sample.loss_mask, sample.rl_weights, sample.ce_weights, sample.ref_kl_weights, is_real)
 
 
 class TokenTexts(dict[int, str]):

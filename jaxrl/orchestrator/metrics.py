@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxrl.monitors import metrics as names
 from jaxrl.orchestrator.filters import is_zero_advantage
-from jaxrl.types import COMPONENTS, Bucket, Failure, Rollout, TrainingSample, component_members, staleness_steps
+from jaxrl.types import COMPONENTS, Bucket, Failure, Rollout, TrainingSample, staleness_steps
 
 LAG_SAMPLES = 1000
 """Measurements of the event loop's lag that are kept, the newest ones."""
@@ -132,11 +132,7 @@ def member_metrics(rollouts: Iterable[Rollout]) -> dict[str, float]:
     for rollout in rollouts:
         for sample, packed in zip(rollout.samples, rollout.packed, strict=True):
             if packed is not None:
-                size = packed.num_tokens
-                weights = (sample.rl_weights, sample.ce_weights, sample.ref_kl_weights)
-                rl, ce, ref_kl = (None if stream is None else stream[:size] for stream in weights)
-                members = component_members(sample.loss_mask[:size], rl, ce, ref_kl, np.ones(size, bool))
-                for component, member in zip(COMPONENTS, members, strict=True):
+                for component, member in zip(COMPONENTS, sample.members(packed.num_tokens), strict=True):
                     counts[names.member_tokens(component, rollout.env_name)] += int(np.count_nonzero(member))
     return {name: float(count) for name, count in counts.items() if count}
 

@@ -15,7 +15,7 @@ from jaxrl.orchestrator.filters import Filter
 from jaxrl.orchestrator.groups import KeptGroup
 from jaxrl.orchestrator.ports import Pack
 from jaxrl.orchestrator.sink import Sink
-from jaxrl.types import Bucket, PackedSample, Rollout, StepReport, TrainBatch, Training
+from jaxrl.types import Bucket, PackedSample, Rollout, StepReport, TrainBatch, Training, TrainingSample
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +59,8 @@ class BatchMaker:
     async def make(self, step: int, groups: Sequence[KeptGroup]) -> tuple[TrainBatch, list[Rollout]] | None:
         """Pack the batch of `step` in a worker thread, and decide its rollouts by what the packer did.
 
-        A rollout is trained if the packer took at least one of its samples, and otherwise dropped as overlong. A trained one
-        is told which packed samples are its own.
+        A rollout is trained if the packer took one of its samples and, where that had to be cut, left a token of it that feeds a
+        loss; else it is dropped as overlong. A trained one is told which packed samples are its own.
 
         Args:
           step: the 1-based step.
@@ -78,17 +78,25 @@ class BatchMaker:
         is_empty = batch is None or batch.num_loss_tokens == 0
         dropped = set(batch.overlong) if batch is not None and self._is_dropping else set()
         trained: list[Rollout] = []
-        start = num_packed = 0
+        index = num_packed = 0
         for group in groups:
             for rollout in group.rollouts:
-                indices = range(start, start + len(rollout.samples))
-                start = indices.stop
-                is_trained = not is_empty and not dropped.issuperset(indices)
+                packed: list[PackedSample | None] = []
+                for sample in rollout.samples:
+                    is_dropped = index in dropped
+                    packed.append(None if is_dropped else PackedSample(num_packed, min(len(sample), self._row_length)))
+                    num_packed += not is_dropped
+                    index += 1
+                is_trained = not is_empty and any(map(_is_fed, rollout.samples, packed))
                 self._sink.decide(group.source, [rollout], Bucket.TRAINED if is_trained else Bucket.OVERLONG_DROPPED)
                 if is_trained:
+                    rollout.packed = packed
                     trained.append(rollout)
-                    for index, sample in zip(indices, rollout.samples, strict=True):
-                        is_dropped = index in dropped
-                        rollout.packed.append(None if is_dropped else PackedSample(num_packed, min(len(sample), self._row_length)))
-                        num_packed += not is_dropped
         return None if batch is None or is_empty else (batch, trained)
+
+
+def _is_fed(sample: TrainingSample, packed: PackedSample | None) -> bool:
+    """Say whether a sample is in the batch and, if it had to be cut, whether a token that feeds a loss is left of it."""
+    if packed is None or packed.num_tokens == len(sample):
+        return packed is not None
+    return any(member.any() for member in sample.members(packed.num_tokens))

@@ -15,7 +15,7 @@ Crediting runs in the task of the rollout that completes the group, beside the m
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 
@@ -27,10 +27,12 @@ from jaxrl.orchestrator.budgets import FailureBudget
 from jaxrl.orchestrator.filters import Filter, apply_filters
 from jaxrl.orchestrator.groups import KeptGroup, OpenGroup
 from jaxrl.orchestrator.metrics import StepTally
+from jaxrl.orchestrator.sampler import TrainEnv
 from jaxrl.types import Boundary, Bucket, Rollout, filtered
 
 MAX_SCORING_HOOKS = 64
-"""Scoring hooks of one environment that run at the same time; a slow teacher holds up no other environment."""
+"""Scoring hooks of one environment that run at the same time, or as many as the models that they ask can take, if those are fewer:
+a hook's deadline runs, so it must not wait for other hooks. A slow teacher holds up no other environment."""
 
 
 class Sink:
@@ -64,7 +66,7 @@ class Sink:
         self._arrival_failures = FailureBudget(max_consecutive_failures)
         self._credit_failures = FailureBudget(max_consecutive_failures)
         self._on_change = on_change
-        self._hooks = defaultdict[str, asyncio.Semaphore](lambda: asyncio.Semaphore(MAX_SCORING_HOOKS))
+        self._hooks: dict[str, asyncio.Semaphore] = {}
         self._newest: OpenGroup | None = None
         self.finished: deque[OpenGroup] = deque()
         """Credited groups that wait to be committed; some may have been dropped since."""
@@ -158,13 +160,19 @@ class Sink:
         opened.finished.set()
         self._on_change()
 
+    def _places(self, env: TrainEnv) -> asyncio.Semaphore:
+        """Return the places of an environment's hooks; only once it is set up is known how many there are."""
+        if env.name not in self._hooks:
+            self._hooks[env.name] = asyncio.Semaphore(min(MAX_SCORING_HOOKS, env.algorithm.max_concurrency or MAX_SCORING_HOOKS))
+        return self._hooks[env.name]
+
     async def _run_hook(
         self, opened: OpenGroup, rollouts: Sequence[Rollout], hook: Callable[[], Awaitable[None]]
     ) -> None:
         """Run a scoring hook under a deadline; what it raises fails the rollouts that it was scoring."""
         deadline_s = opened.env.sampler.rollout_deadline_s
         error: BaseException
-        async with self._hooks[opened.env.name]:
+        async with self._places(opened.env):
             timer = asyncio.timeout(deadline_s)
             try:
                 async with timer:

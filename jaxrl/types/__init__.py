@@ -1,7 +1,7 @@
 """The nouns that both arms share: tasks, rollouts, samples, batches and reports. See `docs/glossary.md`."""
 
 from jaxrl.types.policy import staleness_steps
-from jaxrl.types.rollout import Boundary, Branch, Bucket, Failure, Group, Node, PackedSample, Rollout, Task, Training, filtered
+from jaxrl.types.rollout import Boundary, Branch, Bucket, Failure, Group, Node, PackedSample, Rollout, Task, Training, Writer, filtered
 from jaxrl.types.sample import (
     COMPONENTS,
     OPTIONAL_STREAMS,
@@ -33,6 +33,7 @@ __all__ = [
     "TrainBatch",
     "Training",
     "TrainingSample",
+    "Writer",
     "component_members",
     "filtered",
     "staleness_steps",

@@ -84,6 +84,10 @@ class Failure:
     """What the exception said."""
 
 
+Writer = Literal["policy", "frozen", "demonstrations"]
+"""Who writes replies: the policy, a frozen model, or the environment, whose demonstration stands in for one."""
+
+
 @dataclass(slots=True)
 class Node:
     """One span of a rollout's token stream: an input message, or one reply of the policy."""
@@ -112,8 +116,8 @@ class Node:
     """Temperature at which the tail was sampled."""
     finish_reason: str | None = None
     """stop, length or cancelled, for a sampled node."""
-    source: Literal["policy", "frozen", "demonstrations"] = "policy"
-    """Who wrote the sampled tail: the policy, a frozen model, or the environment as a demonstration."""
+    source: Writer = "policy"
+    """Who wrote the sampled tail."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,6 +68,13 @@ class TrainingSample(msgspec.Struct, kw_only=True, omit_defaults=True):
         """Return the number of tokens."""
         return int(self.token_ids.shape[0])
 
+    def members(self, num_tokens: int | None = None) -> Members:
+        """Say which of its first `num_tokens` tokens are in which loss component; None takes all."""
+        weights = (self.rl_weights, self.ce_weights, self.ref_kl_weights)
+        rl, ce, ref_kl = (None if stream is None else stream[:num_tokens] for stream in weights)
+        loss_mask = self.loss_mask[:num_tokens]
+        return component_members(loss_mask, rl, ce, ref_kl, np.ones(len(loss_mask), bool))
+
 
 class MicroBatch(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Packed samples in `R` rows (all shards together, shard-major) of `T` positions, `S` segments at most per row."""

@@ -18,6 +18,7 @@ from jaxrl.doctor.finding import Finding
 from tests.e2e.runs import ROOT, small_run
 
 MODEL = ROOT / "configs/quickstart/start_model"
+FROM_DEMONSTRATIONS = "{type = 'sft', sampling = {source = 'demonstrations'}}"
 
 
 def config(*overrides: str) -> RunConfig:
@@ -37,7 +38,7 @@ def examine_run(check: Callable[[Examination], Finding], run: RunConfig) -> Find
 
 
 def questions_config(
-    directory: Path, rows: Sequence[dict[str, Any]], *overrides: str, env: str = "", algo: str = "{type='sft', sampling={source='demonstrations'}}"
+    directory: Path, rows: Sequence[dict[str, Any]], *overrides: str, env: str = "", algo: str = FROM_DEMONSTRATIONS
 ) -> RunConfig:
     """Return a run that asks the questions of a file with these rows, learning from their demonstrations.
 

@@ -66,15 +66,16 @@ def test_a_hint_must_leave_room_for_prompt_and_reply(tmp_path: Path) -> None:
 
     roomy = look(96)
     assert roomy.level is Level.GOOD and "8 of 8 probed tasks have a demonstration" in roomy.text
-    # Two tokens of scaffolding and more stand around a hint, so the number is taken from the text and tried.
+    # What the template puts around a hint is its own affair; the number that is told must be the one that is enough.
     needed = int(roomy.text.partition(" tokens; window")[0].rpartition("= ")[2])
     assert look(needed).is_good
     narrow = look(needed - 1)
     assert narrow.level is Level.BAD
     assert f"no reply longer than 31 tokens can be scored; raise `inference.max_model_len` to {needed}" in narrow.text
-    assert "no rollout can be scored" in look(needed - 32).text
+    assert "after such a hint no rollout can be scored" in look(96, longer(90)).text
     missing = look(96, without(0))
-    assert missing.level is Level.BAD and "7 of 8 probed tasks" in missing.text and "task 'sum-0': there is no demonstration" in missing.text
+    assert missing.level is Level.BAD
+    assert "7 of 8 probed tasks" in missing.text and "task 'sum-0': there is no demonstration" in missing.text
     assert look(96, without(*range(8))).text.startswith("env 'questions': 0 of 8 probed tasks")
 
 
@@ -91,7 +92,8 @@ def test_the_limit_of_replies_does_not_count_where_demonstrations_are_the_replie
 
 def test_an_evaluation_that_measures_demonstrations_must_have_some(tmp_path: Path) -> None:
     (tmp_path / "heldout.jsonl").write_text('{"question": "9+9=?", "answer": "18"}\n')
-    heldout = f"[orchestrator.eval]\ndemonstration_nll = true\nenv = [{{type = 'questions', path = '{tmp_path}/heldout.jsonl', split = 'all'}}]"
+    asked = f"{{type = 'questions', path = '{tmp_path}/heldout.jsonl', split = 'all'}}"
+    heldout = f"[orchestrator.eval]\ndemonstration_nll = true\nenv = [{asked}]"
     finding = examine_run(check_demonstrations, questions_config(tmp_path, ROWS, env=heldout, algo=GRPO))
     assert finding.level is Level.WARNING
-    assert "evaluation env 'questions' has no demonstration, so `orchestrator.eval.demonstration_nll` measures nothing on it" in finding.text
+    assert "evaluation env 'questions' has no demonstration, so `orchestrator.eval.demonstration_nll` measures nothing" in finding.text

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from pathlib import Path
 
 import pytest
 
+from jaxrl import launch
+from jaxrl.config.run import RunConfig
+from jaxrl.doctor.examination import Examination
 from jaxrl.doctor.finding import Finding, Level
+from jaxrl.doctor.probes import OneReply, rollout_of
 from jaxrl.doctor.rewards import check_rewards
 from jaxrl.doctor.settings import check_budgets
+from jaxrl.envs.play import play_rollout
 from jaxrl.errors import ConfigError
+from jaxrl.launch import build_worlds
 from tests.doctor.patients import examine_run, questions_config
 
 ROWS = [{"question": f"{n}+1=?", "answer": str(n + 1), "demonstration": str(n + 1)} for n in range(3)]
@@ -31,8 +38,8 @@ def test_a_reward_that_tells_right_from_wrong_is_good(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("function", "level", "said"),
     [
-        ("wordy", Level.BAD, "its demonstration got no reward: env 'questions': reward function 'tests.doctor.grading:wordy' returned 'yes' (str)"),
-        ("squeamish", Level.BAD, "nonsense got no reward: env 'questions': reward function 'tests.doctor.grading:squeamish' raised ValueError"),
+        ("wordy", Level.BAD, "its demonstration got no reward: env 'questions': reward function 'GRADING:wordy' returned 'yes' (str)"),
+        ("squeamish", Level.BAD, "nonsense got no reward: env 'questions': reward function 'GRADING:squeamish' raised ValueError"),
         ("mute", Level.WARNING, "its demonstration is not scored, nonsense is not scored"),
         ("blind", Level.WARNING, "the reference reply is worth no more than nonsense"),
     ],
@@ -40,7 +47,7 @@ def test_a_reward_that_tells_right_from_wrong_is_good(tmp_path: Path) -> None:
 def test_a_reward_that_is_none_or_says_nothing_is_told(tmp_path: Path, function: str, level: Level, said: str) -> None:
     finding = look(tmp_path, f"tests.doctor.grading:{function}")
     assert finding.level is level
-    assert said in finding.text
+    assert said.replace("GRADING", "tests.doctor.grading") in finding.text
 
 
 def test_a_reward_that_never_returns_is_bad_at_its_deadline_and_holds_up_no_other_check(tmp_path: Path) -> None:
@@ -53,6 +60,30 @@ def test_a_reward_that_never_returns_is_bad_at_its_deadline_and_holds_up_no_othe
     assert time.monotonic() - began_s < 15
 
 
-def test_a_function_that_cannot_be_imported_fails_whatever_needs_the_environment(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"'tests\.doctor\.grading:fairer'"):
-        look(tmp_path, "tests.doctor.grading:fairer")
+def test_a_function_that_cannot_be_imported_fails_whatever_needs_the_environment_and_is_looked_for_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_built = 0
+
+    def count(config: RunConfig):  # type: ignore[no-untyped-def]
+        nonlocal num_built
+        num_built += 1
+        return build_worlds(config)
+
+    monkeypatch.setattr(launch, "build_worlds", count)
+    reward = "reward = {type = 'python', import_path = 'tests.doctor.grading:fairer'}"
+    with Examination(questions_config(tmp_path, ROWS, env=reward)) as exam:
+        for check in (check_rewards, check_budgets):
+            with pytest.raises(ConfigError, match=r"'tests\.doctor\.grading:fairer'"):
+                check(exam)
+    assert num_built == 1
+
+
+def test_the_worker_processes_end_with_the_examination(tmp_path: Path) -> None:
+    reward = "reward = {type = 'python', import_path = 'tests.doctor.grading:fair'}"
+    with Examination(questions_config(tmp_path, ROWS, env=reward)) as exam:
+        check_rewards(exam)
+        (env,), _ = exam.worlds
+    rollout = rollout_of(env, env.tasks()[0])
+    asyncio.run(play_rollout(env, rollout, OneReply(exam.renderer), 5.0))
+    assert rollout.failure is not None and "its worker processes are closed" in rollout.failure.message

@@ -48,6 +48,13 @@ def test_rows_become_specs_with_the_columns_under_fixed_names_and_the_others_und
     assert env.tasks() == [named | {"tests": [[1, 2]]}]
 
 
+def test_a_number_under_a_fixed_name_is_the_text_that_it_is_written_as(tmp_path: Path) -> None:
+    rows = ['{"question": 1.50, "answer": 0.10, "id": 1E5, "weight": 0.10}\n', '{"question": "b", "answer": 123456789012345678901234.5}\n']
+    first, second = questions_environment(questions(tmp_path, *rows)).tasks()
+    assert first == {"id": "1E5", "question": "1.50", "answer": "0.10", "weight": 0.1}
+    assert second["answer"] == "123456789012345678901234.5"
+
+
 def test_a_row_has_a_demonstration_only_if_it_says_so_or_its_answer_is_one(tmp_path: Path) -> None:
     plain, own = questions(tmp_path, ROW), questions(tmp_path, ROW, demonstration_key="answer")
     for config, expected in ((plain, None), (own, "4")):
@@ -56,10 +63,10 @@ def test_a_row_has_a_demonstration_only_if_it_says_so_or_its_answer_is_one(tmp_p
 
 
 def test_rows_without_a_name_are_named_by_their_question_and_texts_may_hold_line_separators(tmp_path: Path) -> None:
-    rows = [{"question": f"say {c!r}: {c}", "answer": c} for c in ("\u2028", "\x85", "\x0c", "ü")]
+    rows = [{"question": f"say {c!r}: {c}", "answer": f"it is {c}."} for c in ("\u2028", "\x85", "\x0c", "ü")]
     specs = questions_environment(questions(tmp_path, *rows)).tasks()
     again = questions_environment(questions(tmp_path, *reversed(rows))).tasks()
-    assert [spec["answer"] for spec in specs] == ["\u2028", "\x85", "\x0c", "ü"]
+    assert [spec["answer"] for spec in specs] == ["it is \u2028.", "it is \x85.", "it is \x0c.", "it is ü."]
     assert [spec["id"] for spec in specs] == [spec["id"] for spec in reversed(again)] and len({spec["id"] for spec in specs}) == 4
 
 
@@ -86,7 +93,10 @@ def test_train_and_heldout_part_the_questions_by_their_text_as_other_environment
         ([{"question": "a", "solution": "4"}], r"line 1: no answer under 'answer' \(`answer_key`\)"),
         ([{"question": ["a"], "answer": "4"}], r'line 1: expected text or a number under .question. .*, got \["a"\] \(list\)'),
         ([{"question": "a", "answer": True}], r"line 1: expected text or a number under 'answer' .*got true \(bool\)"),
-        (['{"question": "\\ud800", "answer": "4"}\n'], "line 1: what is under 'question' .*no Unicode text"),
+        (['{"question": "\\ud800", "answer": "4"}\n'], "line 1: what is under 'question' is no Unicode text"),
+        ([ROW, '{"question": "a", "answer": "4", "tests": ["\\ud800"]}\n'], "line 2: what is under 'tests' is no Unicode text"),
+        ([ROW, '{"question": "a", "answer": "4", "tests": [1e400]}\n'], "line 2: not JSON .1e400 is larger than any number"),
+        ([ROW, {"question": "a", "answer": " "}], "line 2: no answer under 'answer'"),
         ([ROW, ROW | {"answer": "5"}], r"lines 1 and 2 ask one question: '2 \+ 2 ='; remove one of them, or name both under 'id'"),
         ([ROW | {"id": 1}, {"question": "b", "answer": "b", "id": "1"}], "lines 1 and 2 have one name under 'id' .*'1'"),
     ],

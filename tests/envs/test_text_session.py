@@ -94,7 +94,7 @@ async def test_a_demonstration_that_does_not_fit_is_an_error_and_is_never_cut() 
 
 
 async def test_a_demonstration_that_holds_the_end_of_a_turn_is_an_error() -> None:
-    said = r"the reply holds '<\|im_end\|>', which ends a reply of the policy; nothing can follow it"
+    said = r"the reply holds '<\|im_end\|>', which ends a reply of the policy: nothing can follow it, .*; leave it out"
     with pytest.raises(EnvError, match=said):
         await demonstrating(make_rollout(), "1<|im_end|>1").ask(HI)
     with pytest.raises(EngineError, match=said):

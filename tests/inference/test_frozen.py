@@ -160,6 +160,23 @@ async def test_setup_waits_for_servers_that_are_starting_and_takes_the_smallest_
         await pool.setup(window=64, scored_ids=IDS)
 
 
+async def test_setup_waits_for_a_server_that_is_well_and_does_not_score_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jaxrl.inference.frozen.SETUP_PAUSE_S", 0.001)
+
+    class Warming(FrozenScript):
+        num_refused = 0
+
+        async def score(self, token_ids: np.ndarray, temperature: float = 1.0) -> np.ndarray:
+            if self.num_refused < 3:
+                self.num_refused += 1
+                raise EndpointDownError("status 503: it is loading")
+            return await super().score(token_ids, temperature)
+
+    warming = Warming()
+    await pool_of(a=warming).setup(scored_ids=IDS, deadline_s=5)
+    assert warming.num_refused == 3
+
+
 async def test_setup_ends_at_its_deadline_with_who_is_not_ready() -> None:
     pool = pool_of(a=FrozenScript(), b=FrozenScript(down="connection refused"))
     with pytest.raises(DeadlineError, match=r"'toy' was not ready within 0.02 s \(`ready_deadline_s`\): b: connection refused$"):

@@ -117,8 +117,9 @@ async def test_a_text_that_is_split_in_another_way_is_warned_of(caplog: pytest.L
     assert "its tokenizer splits texts in another way" in caplog.text
 
 
-async def test_a_server_that_tells_nothing_is_named_in_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    async with pool_of(FakeModel()) as pool:
+@pytest.mark.parametrize("status", [403, 404, 501])
+async def test_a_server_that_tells_nothing_is_named_in_a_warning(status: int, caplog: pytest.LogCaptureFixture) -> None:
+    async with pool_of(lambda call: Answer(status, {}) if "tokenize" in call.path else FakeModel()(call)) as pool:
         assert await vocabulary_difference(pool, RENDERER) is None
         (record,) = caplog.records
         assert record.levelno == logging.WARNING
@@ -142,12 +143,18 @@ async def test_a_server_that_only_tokenizes_is_compared_by_one_text(is_alike: bo
     [
         (Answer(200, {"prompt": 5}), "`prompt`=5, expected the text of the ids"),
         (Answer(500, {"error": {"message": "broken"}}), "status 500: broken"),
-        (Answer(403, b""), "the server wants a key"),
+        (Answer(401, {}), "the server wants a key"),
     ],
 )
 async def test_an_answer_that_cannot_be_used_is_an_error_and_no_verdict(answer: Answer, message: str) -> None:
     async with pool_of(lambda call: answer if call.path == "/detokenize" else FakeModel()(call)) as pool:
         with pytest.raises(EngineError, match=message):
+            await vocabulary_difference(pool, RENDERER)
+
+
+async def test_a_server_that_refuses_the_key_everywhere_is_an_error_and_not_one_that_tells_nothing() -> None:
+    async with pool_of(lambda call: Answer(403, {})) as pool:
+        with pytest.raises(EngineError, match="the list of models: the server wants a key"):
             await vocabulary_difference(pool, RENDERER)
 
 

@@ -114,3 +114,12 @@ def test_compact_lines_read_back_as_the_others_do_whatever_they_hold(tmp_path: P
     text = (tmp_path / "deep" / "fast.jsonl").read_text(encoding="utf-8")
     assert len(text.splitlines()) == len(values) and text.startswith('{"a":[1,0.5,null]}\n')
     assert read_lines(tmp_path / "deep" / "fast.jsonl") == read_lines(tmp_path / "slow.jsonl")
+
+
+def test_what_cannot_be_written_costs_its_own_key_of_an_object_and_no_other(tmp_path: Path) -> None:
+    circle: dict = {}
+    circle["me"] = circle
+    append_compact_lines(tmp_path / "x.jsonl", [{"a": 1}, {"a": {1, 2}, "info": circle, "big": 10**5000}, {"a": 3}])
+    first, odd, last = read_lines(tmp_path / "x.jsonl")
+    assert (first, odd["a"], last) == ({"a": 1}, [1, 2], {"a": 3})
+    assert odd["info"].startswith("cannot be written: RecursionError") and odd["big"].startswith("cannot be written: ValueError")

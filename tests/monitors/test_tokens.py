@@ -64,12 +64,13 @@ def test_input_is_of_its_messages_role_and_a_sampled_token_of_whoever_wrote_it()
             {"rl_weights": 0.0, "ref_kl_weights": 2.0, "ref_logprobs": -0.7},
             {"rl": [0] * 5, "ce": [0] * 5, "ref_kl": [0, 0, 2, 2, 2]},
         ),
+        ({"rl_weights": 1.25e-9}, {"rl": [0, 0, *[1.25e-9] * 3], "ce": [0] * 5, "ref_kl": [0] * 5}),
         (
             {"rl_weights": [0, 0, 0.5, 0.5, 0], "ce_weights": [0, 0.25, 0, 0, 0], "ref_kl_weights": [0, 0, 0, 3, 3]},
             {"rl": [0, 0, 0.5, 0.5, 0], "ce": [0, 0.25, 0, 0, 0], "ref_kl": [0, 0, 0, 3, 3]},
         ),
     ],
-    ids=["plain rl", "rl with a coefficient", "ce, also on a token of the prompt", "ref_kl", "mixed"],
+    ids=["plain rl", "rl with a coefficient", "ce, also on a token of the prompt", "ref_kl", "tiny", "mixed"],
 )  # fmt: skip
 def test_weights_are_what_the_loss_multiplies_by(streams, expected) -> None:
     sample = make_sample(2, 3, **streams)

@@ -22,10 +22,10 @@ from tests.orchestrator.wiring import make_env
 ROW_LENGTH = 6
 
 
-def rollout_of(first_id: int, *reply_lengths: int) -> Rollout:
-    """Return a rollout of a prompt of 2 tokens and one branch for each reply."""
+def rollout_of(first_id: int, *reply_lengths: int, prompt_length: int = 2) -> Rollout:
+    """Return a rollout of a prompt and one branch for each reply."""
     rollout = make_rollout(turns=(), with_samples=False)
-    rollout.nodes.append(make_node(None, [first_id, first_id + 1]))
+    rollout.nodes.append(make_node(None, range(first_id, first_id + prompt_length)))
     for number, length in enumerate(reply_lengths, start=1):
         rollout.nodes.append(make_node(0, range(first_id + 10 * number, first_id + 10 * number + length), num_sampled=length))
     rollout.samples = rollout_to_samples(rollout)
@@ -41,8 +41,9 @@ async def test_samples_are_numbered_as_the_packer_numbers_them(overlong) -> None
         sink, partial(pack, row_length=ROW_LENGTH, rows=1, shards=1, overlong=overlong), post_batch_filters=[], row_length=ROW_LENGTH,
         overlong=overlong,
     )  # fmt: skip
-    groups = [[rollout_of(100, 2), rollout_of(200, 5, 3)], [rollout_of(300, 9), rollout_of(400, 1, 6, 4)]]
-    ledger.dispatch(4)
+    nothing_left = rollout_of(500, 1, prompt_length=ROW_LENGTH)
+    groups = [[rollout_of(100, 2), rollout_of(200, 5, 3)], [nothing_left, rollout_of(300, 9), rollout_of(400, 1, 6, 4)]]
+    ledger.dispatch(5)
     env = make_env(ScriptedPool())
     kept = []
     for order, rollouts in enumerate(groups):
@@ -54,10 +55,12 @@ async def test_samples_are_numbered_as_the_packer_numbers_them(overlong) -> None
     batch, _ = made
     packed = [[None if p is None else (p.index, p.num_tokens) for p in rollout.packed] for rollouts in groups for rollout in rollouts]
     if overlong == "drop":
-        assert packed == [[(0, 4)], [None, (1, 5)], [], [(2, 3), None, (3, 6)]]
-        assert [r.bucket for rollouts in groups for r in rollouts] == ["trained", "trained", "overlong_dropped", "trained"]
+        assert packed == [[(0, 4)], [None, (1, 5)], [], [], [(2, 3), None, (3, 6)]]
     else:
-        assert packed == [[(0, 4)], [(1, 6), (2, 5)], [(3, 6)], [(4, 3), (5, 6), (6, 6)]]
+        assert packed == [[(0, 4)], [(1, 6), (2, 5)], [], [(4, 6)], [(5, 3), (6, 6), (7, 6)]]
+    # A sample that was cut before its first reply token is in the batch, but its rollout is not trained.
+    buckets = ["trained" if rollout.packed else "overlong_dropped" for rollouts in groups for rollout in rollouts]
+    assert [rollout.bucket for rollouts in groups for rollout in rollouts] == buckets
     rollouts = [rollout for group in groups for rollout in group]
     # The trainer's numbers are the token ids themselves: each must come home to its own token.
     ids = [np.zeros(0, np.float32)] * batch.num_samples

@@ -18,6 +18,8 @@ EQUAL_REWARDS_RTOL = 1e-9
 means."""
 EQUAL_REWARDS_ATOL = 1e-12
 """The same for rewards near 0, where a sum such as 0.3 - 0.2 - 0.1 leaves a residue."""
+LARGEST_REWARD = 1e37
+"""A reward further from 0 is refused: differences of such rewards, or their doubles, may not be float32 numbers."""
 
 
 def rewards_are_equal(rewards_G: Sequence[float] | np.ndarray) -> bool:
@@ -52,7 +54,7 @@ def group_mean_advantages(rewards_G: Sequence[float] | np.ndarray) -> np.ndarray
       [G] float32 advantages of mean zero (up to rounding), in units of reward.
 
     Raises:
-      ValueError: not one-dimensional, or a reward is not finite.
+      ValueError: not one-dimensional, or a reward is not finite or beyond `LARGEST_REWARD`.
 
     Example:
       >>> group_mean_advantages([1.0, 0.0, 0.0, 1.0])
@@ -74,7 +76,7 @@ def max_rl_advantages(rewards_G: Sequence[float] | np.ndarray) -> np.ndarray:
 
     A_i = (r_i - m) / m with m = mean(r). For rewards of 0 and 1, m estimates how likely the policy is to succeed, and
     the division turns the gradient of that probability into the gradient of its logarithm: hard tasks weigh more. A
-    group with equal rewards, of one rollout, or whose mean is not above 0 gets exact zeros.
+    group with equal rewards, of one rollout, or whose mean is not above 0, but for rounding, gets exact zeros.
 
     Args:
       rewards_G: [G] finite rewards of the group's survivors, which the method takes to be >= 0; G >= 0.
@@ -83,8 +85,8 @@ def max_rl_advantages(rewards_G: Sequence[float] | np.ndarray) -> np.ndarray:
       [G] float32 advantages of mean zero (up to rounding), unitless, between -1 and G - 1.
 
     Raises:
-      ValueError: not one-dimensional, a reward is not finite, or one is negative while the mean is above 0: a mean near
-        0 would then give credit without bound.
+      ValueError: not one-dimensional, a reward is not finite or beyond `LARGEST_REWARD`, or one is negative while the mean
+        is above 0: a mean near 0 would then give credit without bound.
 
     Example:
       >>> max_rl_advantages([1.0, 0.0, 0.0, 0.0])
@@ -95,7 +97,7 @@ def max_rl_advantages(rewards_G: Sequence[float] | np.ndarray) -> np.ndarray:
     Reference: Maximum Likelihood Reinforcement Learning, 2026, https://arxiv.org/abs/2602.02710.
     """
     rewards = _checked(rewards_G, "reward")
-    if rewards_are_equal(rewards) or rewards.mean() <= 0:
+    if rewards_are_equal(rewards) or rewards.mean() <= EQUAL_REWARDS_ATOL:
         return np.zeros(rewards.shape, np.float32)
     if rewards.min() < -EQUAL_REWARDS_ATOL:
         raise ValueError(
@@ -120,7 +122,7 @@ def leave_one_out_advantages(rewards_G: Sequence[float] | np.ndarray) -> np.ndar
       [G] float32 advantages of mean zero (up to rounding), in units of reward.
 
     Raises:
-      ValueError: not one-dimensional, or a reward is not finite.
+      ValueError: not one-dimensional, or a reward is not finite or beyond `LARGEST_REWARD`.
 
     Example:
       >>> leave_one_out_advantages([1.0, 0.0, 0.5])
@@ -248,4 +250,6 @@ def _checked(values_G: Sequence[float] | np.ndarray, noun: str) -> np.ndarray:
         raise ValueError(f"expected one {noun} per rollout, shape [G], got shape {values.shape}")
     if not np.isfinite(values).all():
         raise ValueError(f"a {noun} is not finite: {values.tolist()}; leave rollouts without a {noun} out of the group")
+    if np.abs(values).max(initial=0.0) > LARGEST_REWARD:
+        raise ValueError(f"a {noun} is further from 0 than {LARGEST_REWARD:g}: {values.tolist()}; credit is float32, so scale it down")
     return values

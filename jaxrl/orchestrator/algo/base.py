@@ -72,6 +72,8 @@ class Algorithm:
         self.context = context or AlgorithmContext()
         self.connected_pools: list[ScoringPool] = []
         """Pools of frozen models that `connect` took on; the run closes exactly these."""
+        self.max_concurrency: int | None = None
+        """Requests that the busiest of those pools takes at a time: more hooks than that would only wait for one another."""
 
     async def setup(self) -> None:
         """Get ready before the first rollout: connect frozen models, build renderers."""
@@ -96,6 +98,7 @@ class Algorithm:
         try:
             pool = self.context.connect_model(model)
             self.connected_pools.append(pool)
+            self.max_concurrency = min(model.max_concurrency, self.max_concurrency or model.max_concurrency)
             await pool.setup(window=self.context.window, scored_ids=np.array([0, highest], np.int32))
             difference = None if renderer is None else await vocabulary_difference(pool, renderer, may_be_larger=True)
         except (ConfigError, EngineError, DeadlineError) as error:
@@ -157,11 +160,10 @@ class Algorithm:
             freeze(rollout)
 
     def _stamp(self, rollout: Rollout) -> None:
-        has_policy_logprobs = all(node.versions is not None for node in rollout.nodes if node.num_sampled)
         for sample in rollout.samples:
             stamp_loss_routing(sample, self.action_loss_type)
             fold_coefficients(sample, self.context.coefficients)
-            check_streams(sample, has_policy_logprobs=has_policy_logprobs)
+            check_streams(sample)
 
 
 def assign_each(rollouts: Sequence[Rollout], advantages_G: np.ndarray) -> None:

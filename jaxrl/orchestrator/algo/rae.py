@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+import numpy as np
+
 from jaxrl.config.algorithm import LossType, RAEConfig
 from jaxrl.errors import EnvError
 from jaxrl.orchestrator.algo.advantage import baseline_advantages, checked_baseline, decayed_baseline
-from jaxrl.orchestrator.algo.base import Algorithm, AlgorithmContext
+from jaxrl.orchestrator.algo.base import Algorithm, AlgorithmContext, assign_each
 from jaxrl.orchestrator.ports import ScoringPool
 from jaxrl.types import Rollout
 
@@ -37,11 +39,14 @@ class RAE(Algorithm):
 
     async def score_group(self, rollouts: Sequence[Rollout]) -> None:
         """Assign reward minus the agent's baseline, moving that baseline from rollout to rollout."""
-        agents = [_agent_of(rollout) for rollout in rollouts]
-        for rollout, agent in zip(rollouts, agents, strict=True):
-            baseline = self.baselines.get(agent, 0.0)
-            rollout.assign_advantages(float(baseline_advantages([rollout.score], baseline)[0]))
-            self.baselines[agent] = decayed_baseline(baseline, rollout.score, self.config.decay)
+        moved, advantages = dict(self.baselines), []
+        for rollout in rollouts:
+            agent = _agent_of(rollout)
+            baseline = moved.get(agent, 0.0)
+            advantages.append(baseline_advantages([rollout.score], baseline))
+            moved[agent] = decayed_baseline(baseline, rollout.score, self.config.decay)
+        assign_each(rollouts, np.concatenate(advantages))
+        self.baselines = moved  # only now: a group that cannot be credited leaves no trace
 
     def state_dict(self) -> dict[str, Any]:
         """Return the baseline of every agent met so far."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxrl.config.algorithm import CoefficientsConfig, LossType
 from jaxrl.errors import SampleError
-from jaxrl.types import COMPONENTS, OPTIONAL_STREAMS, TrainingSample, component_members
+from jaxrl.types import COMPONENTS, OPTIONAL_STREAMS, TrainingSample
 
 
 def stamp_loss_routing(sample: TrainingSample, action_loss_type: LossType) -> None:
@@ -90,12 +90,11 @@ def fold_coefficients(sample: TrainingSample, coefficients: CoefficientsConfig) 
         setattr(sample, name, folded)
 
 
-def check_streams(sample: TrainingSample, *, has_policy_logprobs: bool) -> None:
+def check_streams(sample: TrainingSample) -> None:
     """Refuse streams that the loss could not use.
 
     Args:
       sample: after `stamp_loss_routing` and `fold_coefficients`.
-      has_policy_logprobs: False for a frozen or demonstration source, whose tokens carry no logprob of the policy.
 
     Raises:
       SampleError: a stream has another length or dtype than the tokens call for, or is not finite; a weight stands on
@@ -105,8 +104,7 @@ def check_streams(sample: TrainingSample, *, has_policy_logprobs: bool) -> None:
     where = f"env {sample.env_name!r}"
     for name in OPTIONAL_STREAMS:
         _checked_stream(sample, name)
-    is_real = np.ones(len(sample), bool)
-    members = component_members(sample.loss_mask, sample.rl_weights, sample.ce_weights, sample.ref_kl_weights, is_real)
+    members = sample.members()
     for name, member in zip(COMPONENTS, members, strict=True):
         if member[:1].any():
             raise SampleError(f"{where}: the first token is a member of the {name} loss, but nothing stands before it to predict it from")
@@ -118,10 +116,10 @@ def check_streams(sample: TrainingSample, *, has_policy_logprobs: bool) -> None:
             f"{where}: `ref_kl_weights` is set at token {at}, which is not in the loss mask: nobody sampled it, so it has no importance "
             "ratio; write `ce_weights` there, or nothing"
         )
-    if not has_policy_logprobs and (members.rl.any() or members.ref_kl.any()):
+    if not sample.has_policy_logprobs and (members.rl.any() or members.ref_kl.any()):
         raise SampleError(
-            f"{where}: tokens of a frozen source carry no logprob of the policy, so they can feed the ce loss only; "
-            "use an algorithm whose `action_loss_type` is 'ce'"
+            f"{where}: the policy did not sample its tokens, so they carry no logprob of it and can feed the ce loss only; use an "
+            "algorithm whose `action_loss_type` is 'ce'"
         )
     if members.rl.any() and sample.advantages is None:
         raise SampleError(

@@ -126,8 +126,14 @@ def test_costs_that_are_none_are_refused(costs, problem):
 @pytest.mark.parametrize("function", [*GROUP_RELATIVE, lambda rewards: baseline_advantages(rewards, 0.0)])
 @pytest.mark.parametrize(
     ("rewards", "problem"),
-    [([1.0, float("nan")], "a reward is not finite"), ([1.0, float("inf")], "not finite"), (np.zeros((2, 2)), r"shape \[G\]")],
-    ids=["nan", "inf", "several groups in one array"],
+    [
+        ([1.0, float("nan")], "a reward is not finite"),
+        ([1.0, float("inf")], "not finite"),
+        ([1e308, 1e308, 0.0], r"further from 0 than 1e\+37: .* scale it down"),
+        ([-2e37, 0.0], "further from 0"),
+        (np.zeros((2, 2)), r"shape \[G\]"),
+    ],
+    ids=["nan", "inf", "sum overflows", "credit may overflow", "several groups in one array"],
 )
 def test_rewards_that_are_none_are_refused(function, rewards, problem):
     with pytest.raises(ValueError, match=problem):
@@ -140,8 +146,19 @@ def test_max_rl_refuses_a_negative_reward_whose_credit_would_have_no_bound(rewar
         max_rl_advantages(rewards)
 
 
-def test_max_rl_lets_a_residue_below_0_pass():
+def test_max_rl_lets_a_residue_below_0_pass_and_divides_by_none():
     assert max_rl_advantages([0.3 - 0.2 - 0.1, 1.0]).tolist() == [-1.0, 1.0]
+    assert max_rl_advantages([-1e-12, 1.001e-12]).tolist() == [0.0, 0.0], "a mean of 5e-16 would give 2000"
+
+
+@pytest.mark.parametrize("function", [*GROUP_RELATIVE[::2], shaped_by_position, lambda rewards: baseline_advantages(rewards, -1e37)])
+def test_the_largest_rewards_give_finite_credit(function):
+    assert np.isfinite(function([1e37, -1e37])).all() and np.isfinite(function([1e37] + [-1e37] * 63)).all()
+
+
+def test_rewards_of_any_kind_of_number_are_the_same():
+    kinds = [np.float32(1), np.int64(0), True, 0, 1.0]
+    assert group_mean_advantages(kinds).tolist() == group_mean_advantages([1.0, 0.0, 1.0, 0.0, 1.0]).tolist()
 
 
 def test_a_baseline_that_is_none_is_refused():

@@ -118,6 +118,16 @@ async def test_the_numbers_are_the_same_in_any_company_and_no_more_are_asked_for
         np.testing.assert_array_equal(sample.ref_logprobs, other.ref_logprobs)
 
 
+async def test_waiting_for_a_place_with_the_teacher_is_not_charged_to_the_hook() -> None:
+    model = FakeModel(tokenizer=renderer())
+    sink = Sink(Ledger(), StepTally(), is_ordered=False, pre_batch_filters=[], max_consecutive_failures=99, on_change=lambda: None)
+    async with taught(model, max_concurrency=2) as (_, algorithm):
+        model.wait_s = 0.15
+        many = opened(make_env(ScriptedPool(), algorithm=algorithm, rollout_deadline_s=0.45), 10, 0)
+        await asyncio.gather(*(sink.add(many, rollout) for rollout in many.members))
+    assert [rollout.failure for rollout in many.members] == [None] * 10
+
+
 async def test_a_branch_that_cannot_be_scored_leaves_no_stream_and_gives_up_the_others() -> None:
     rollout = forked_rollout(8)
 

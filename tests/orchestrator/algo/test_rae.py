@@ -46,6 +46,12 @@ async def test_an_agent_without_a_name_fails_the_group_and_leaves_the_baselines(
     assert algorithm.state_dict() == {"baselines": {}}
 
 
+async def test_a_reward_that_is_no_credit_fails_the_group_and_leaves_the_baselines():
+    algorithm = make_algorithm(RAEConfig())
+    assert await credit(algorithm, played_by(["x", "o"], make_rollouts([1.0, 1e38]))) == [None, None]
+    assert algorithm.state_dict() == {"baselines": {}}
+
+
 async def test_saved_baselines_are_json_and_go_on_where_they_were():
     first, second = make_algorithm(RAEConfig()), make_algorithm(RAEConfig())
     await credit(first, played_by(["x", "o"], make_rollouts([0.3, 0.7])))

@@ -58,7 +58,7 @@ def test_ref_kl_routing_keeps_what_was_written_elsewhere_for_the_gate_to_see():
     stamp_loss_routing(sample, "ref_kl")
     np.testing.assert_array_equal(sample.ref_kl_weights, np.array([0.0, 0.0, 1.0, 1.0, 0.1, 1.0], np.float32))
     with pytest.raises(SampleError, match="at token 4"):
-        check_streams(sample, has_policy_logprobs=True)
+        check_streams(sample)
 
 
 @pytest.mark.parametrize(("action_loss_type", "stream"), [("ce", "ce_weights"), ("ref_kl", "ref_kl_weights")])
@@ -71,49 +71,49 @@ def test_weights_that_are_none_cannot_be_merged_with(action_loss_type, stream, v
 
 
 def test_streams_that_the_loss_can_use_pass():
-    check_streams(_sample(advantages=np.zeros(6)), has_policy_logprobs=True)
+    check_streams(_sample(advantages=np.zeros(6)))
 
 
 def test_live_rl_tokens_without_credit_are_refused_and_zeros_are_credit():
     with pytest.raises(SampleError, match=r"env 'toy': it has live rl tokens but no `advantages`.*`assign_advantages`"):
-        check_streams(_sample(), has_policy_logprobs=True)
-    check_streams(_sample(advantages=np.zeros(6)), has_policy_logprobs=True)
+        check_streams(_sample())
+    check_streams(_sample(advantages=np.zeros(6)))
 
 
 @pytest.mark.parametrize("weights", [{"rl_weights": [0.0] * 6}, {"rl_weights": [1.0, 1.0, 0.0, 0.0, 1.0, 0.0]}])
 def test_without_a_live_rl_token_no_credit_is_needed(weights):
-    check_streams(_sample(**weights), has_policy_logprobs=True)
+    check_streams(_sample(**weights))
 
 
 def test_a_reference_weight_on_a_token_that_nobody_sampled_is_refused():
     sample = _sample(ref_kl_weights=[0, 0, 0, 0, 0.5, 0], ref_logprobs=[-1.0] * 6, advantages=[0.0] * 6)
     with pytest.raises(SampleError, match="`ref_kl_weights` is set at token 4, which is not in the loss mask"):
-        check_streams(sample, has_policy_logprobs=True)
+        check_streams(sample)
 
 
 @pytest.mark.parametrize("stream", ["ce_weights", "ref_kl_weights"])
 def test_a_weight_on_the_first_token_is_refused(stream):
     with pytest.raises(SampleError, match="first token"):
-        check_streams(_sample(**{stream: [0.5, 0, 0, 0, 0, 0], "ref_logprobs": [0.0] * 6}), has_policy_logprobs=True)
+        check_streams(_sample(**{stream: [0.5, 0, 0, 0, 0, 0], "ref_logprobs": [0.0] * 6}))
 
 
 def test_a_sampled_first_token_is_refused_in_the_rl_loss():
     sample = make_sample(num_prompt=0)
     with pytest.raises(SampleError, match="member of the rl loss"):
-        check_streams(sample, has_policy_logprobs=True)
+        check_streams(sample)
 
 
 def test_reference_weights_without_reference_logprobs_are_refused():
     sample = _sample()
     stamp_loss_routing(sample, "ref_kl")
     with pytest.raises(SampleError, match="`ref_logprobs` is absent"):
-        check_streams(sample, has_policy_logprobs=True)
+        check_streams(sample)
 
 
 @pytest.mark.parametrize("values", [[0.0] * 5, [0.0, 0.0, np.nan, 0.0, 0.0, 0.0]])
 def test_a_stream_of_another_length_or_not_finite_is_refused(values):
     with pytest.raises(SampleError, match="`advantages`"):
-        check_streams(_sample(advantages=values), has_policy_logprobs=True)
+        check_streams(_sample(advantages=values))
 
 
 @pytest.mark.parametrize(
@@ -123,12 +123,13 @@ def test_a_stream_of_another_type_is_refused(values, got):
     sample = _sample()
     sample.advantages = values
     with pytest.raises(SampleError, match=rf"must be \[6\] float32, got {got}"):
-        check_streams(sample, has_policy_logprobs=True)
+        check_streams(sample)
 
 
-def test_tokens_of_a_frozen_source_feed_cross_entropy_only():
-    sample = _sample()
-    with pytest.raises(SampleError, match="frozen source"):
-        check_streams(sample, has_policy_logprobs=False)
+def test_tokens_that_the_policy_did_not_sample_feed_cross_entropy_only():
+    sample = _sample(advantages=np.ones(6))
+    sample.has_policy_logprobs = False
+    with pytest.raises(SampleError, match="the policy did not sample its tokens"):
+        check_streams(sample)
     stamp_loss_routing(sample, "ce")
-    check_streams(sample, has_policy_logprobs=False)
+    check_streams(sample)
