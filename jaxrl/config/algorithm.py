@@ -6,6 +6,7 @@ itself. Class defaults are the recommended settings: there is no preset layer ab
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from string import Formatter
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -37,7 +38,7 @@ class AlgorithmSamplingConfig(Section):
 
     source: Source = "policy"
     """`policy`: the model that is trained; every algorithm but `sft` needs it. `demonstrations`: the environment's own reference
-    answers, no model. Or a table that names a frozen model: `name`, `base_url`."""
+    replies, no model. Or a table that names a frozen model: `name`, `base_url`."""
 
 
 class AlgorithmBase(Section):
@@ -68,22 +69,32 @@ class AlgorithmBase(Section):
         """True if a model plays the rollouts, so that token sampling means something."""
         return self.sampling.source != DEMONSTRATIONS
 
+
+
     @property
-    def frozen_source(self) -> FrozenModelConfig | None:
-        """The frozen model that plays the rollouts, if one does."""
-        source = self.sampling.source
-        return source if isinstance(source, FrozenModelConfig) else None
+    def frozen_models(self) -> dict[str, FrozenModelConfig]:
+        """Every frozen model that is declared in this table, by key, such as `teacher` or `sampling.source`."""
+        return dict(_frozen_models(self))
 
     @model_validator(mode="after")
     def _has_what_its_loss_needs(self) -> AlgorithmBase:
         if not self.samples_from_live_policy and self.action_loss_type != "ce":
-            source = "'demonstrations'" if self.frozen_source is None else f"a frozen model ({self.frozen_source.name!r})"
+            source = self.sampling.source
+            shown = f"a frozen model ({source.name!r})" if isinstance(source, FrozenModelConfig) else repr(source)
             raise ValueError(
-                f"`sampling.source` is {source}, but `type`={self.type!r} feeds the {self.action_loss_type} loss, whose importance ratio "
+                f"`sampling.source` is {shown}, but `type`={self.type!r} feeds the {self.action_loss_type} loss, whose importance ratio "
                 "needs the logprobs with which the live policy sampled its own tokens; use `source`='policy', or `type`='sft' to learn "
                 "from what somebody else wrote"
             )
         return self
+
+
+def _frozen_models(section: Section, path: str = "") -> Iterator[tuple[str, FrozenModelConfig]]:
+    for name, value in section:
+        if isinstance(value, FrozenModelConfig):
+            yield path + name, value
+        elif isinstance(value, Section):
+            yield from _frozen_models(value, f"{path}{name}.")
 
 
 class TokensPenaltyConfig(Section):
@@ -179,7 +190,7 @@ class OPSDConfig(AlgorithmBase):
     """Which algorithm. `opsd`: the policy plays, and each of its tokens moves towards what itself says of it after a demonstration."""
     demo_key: str = Field(default="demonstration", min_length=1)
     """Where the demonstration is: a key of what the rollout's environment told (`info`), else of the task; for the default,
-    else the environment's own reference answer."""
+    else the environment's own reference reply."""
     template: str = DEFAULT_HINT
     """The system message that shows the demonstration to the teacher; `{demonstration}` stands for it."""
     action_loss_type: ClassVar[LossType] = "ref_kl"

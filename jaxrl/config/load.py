@@ -419,11 +419,14 @@ def _expected(annotation: Any, field: FieldInfo | None = None) -> str:
     """Say in words what a field takes."""
     names = {int: "an integer", float: "a number", bool: "true or false", str: "a string", type(None): "null", Any: "a value"}
     words: list[str] = []
+    sections = section_types(annotation)
     for option in alternatives(annotation):
         if get_origin(option) is Literal:
             words.append("one of " + ", ".join(repr(v) for v in get_args(option)))
         elif get_origin(option) is list:
             words.append("a list of tables" if section_types(item_of(option)) else 'a list, such as \'["a", "b"]\'')
+        elif len(sections) > 1 and option in sections:
+            words.append("a table whose `type` is one of " + ", ".join(repr(s.model_fields["type"].default) for s in sections))
         else:
             words.append(names.get(option) or _table_in_words(option))
     bounds, forms = [], []

@@ -7,6 +7,8 @@ In: an environment and what it ends up with, its own settings or the inherited o
 from __future__ import annotations
 
 import warnings
+from collections import defaultdict
+from collections.abc import Sequence
 
 from jaxrl.config.algorithm import AlgorithmBase
 from jaxrl.config.env import EnvBase, SamplingConfig, env_name
@@ -26,7 +28,7 @@ def key_of(index: int, env: EnvBase, section: str) -> str:
     return f"orchestrator.{section}" if getattr(env, section) is None else f"orchestrator.train.env.{index}.{section}"
 
 
-def check_training_env(index: int, env: EnvBase, algo: AlgorithmBase, sampling: SamplingConfig, group_size: int) -> None:
+def check_training_env(index: int, env: EnvBase, algo: AlgorithmBase, sampling: SamplingConfig) -> None:
     """Check one training environment against what it is trained by.
 
     Args:
@@ -34,7 +36,6 @@ def check_training_env(index: int, env: EnvBase, algo: AlgorithmBase, sampling: 
       env: its own settings.
       algo: the algorithm that it ends up with.
       sampling: the token sampling that it ends up with.
-      group_size: rollouts of one task.
 
     Raises:
       ValueError: its tokens could not be trained on, or none of them would be.
@@ -48,19 +49,38 @@ def check_training_env(index: int, env: EnvBase, algo: AlgorithmBase, sampling: 
             f"(`{key_of(index, env, 'algo')}.sampling.source`), so no token is sampled; leave it out",
             stacklevel=2,
         )
-    if "ref_kl" in algo.loss_types and sampling.temperature != 1:
+
+
+def warn_of_training(envs: Sequence[tuple[EnvBase, AlgorithmBase, SamplingConfig]], group_size: int) -> None:
+    """Warn of settings with which training is not what it seems, once for each, however many environments inherit it.
+
+    Args:
+      envs: the training environments, each with the algorithm and the token sampling that it ends up with.
+      group_size: rollouts of one task.
+    """
+    tempered, alone = defaultdict[str, list[str]](list), defaultdict[str, list[str]](list)
+    for index, (env, algo, sampling) in enumerate(envs):
+        if "ref_kl" in algo.loss_types and sampling.temperature != 1:
+            setting = f"`{key_of(index, env, 'sampling')}.temperature`={sampling.temperature:g}: `{algo.type}`"
+            tempered[setting].append(env_name(env))
+        if group_size == 1 and algo.is_group_relative:
+            alone[f"`{algo.type}` (`{key_of(index, env, 'algo')}.type`)"].append(env_name(env))
+    for setting, names in tempered.items():
         warnings.warn(
-            f"`{key_of(index, env, 'sampling')}.temperature`={sampling.temperature:g}: `{algo.type}` compares logprobs of the teacher and "
-            f"the policy at temperature 1, but env {env_name(env)!r} samples at another one, so the policy that plays is not quite the "
-            "one that comes closer to the teacher; use 1",
+            f"{setting} compares logprobs of the teacher and the policy at temperature 1, but env {_listed(names)} samples at another one, "
+            "so the policy that plays is not quite the one that comes closer to the teacher; use 1",
             stacklevel=2,
         )
-    if group_size == 1 and algo.is_group_relative:
+    for algorithm, names in alone.items():
         warnings.warn(
-            f"`orchestrator.group_size`=1: `{algo.type}` (`{key_of(index, env, 'algo')}.type`) compares the rollouts of a group, so every "
-            f"advantage of env {env_name(env)!r} will be 0 and nothing will be learned from it; use at least 2, or 'reinforce'",
+            f"`orchestrator.group_size`=1: {algorithm} compares the rollouts of a group, so every advantage of env {_listed(names)} will "
+            "be 0 and nothing will be learned from it; use at least 2, or 'reinforce'",
             stacklevel=2,
         )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names))
 
 
 def warn_of_unused(index: int, env: EnvBase) -> None:

@@ -30,7 +30,7 @@ def check_demonstrations(exam: Examination) -> Finding:
     train, heldout = exam.worlds
     findings: list[Finding] = []
     for env_config, env in zip(settings.train.env, train, strict=True):
-        algorithm = algorithm_of(exam, env_config, lambda spec, env=env: env.demonstration(dict(spec)))
+        algorithm = algorithm_of(exam, env_config, env.demonstration)
         if algorithm.config.sampling.source == DEMONSTRATIONS:
             findings.append(_look_at_replies(exam, env))
         elif isinstance(algorithm, OPSD):

@@ -10,12 +10,11 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from jaxrl.config.base import Section
 from jaxrl.config.env import EnvBase
 from jaxrl.config.model import ClientConfig, FrozenModelConfig
 from jaxrl.config.rules import key_of
@@ -25,10 +24,9 @@ from jaxrl.doctor.finding import Finding, good, verdict
 from jaxrl.doctor.probes import algorithm_of
 from jaxrl.errors import JaxrlError
 from jaxrl.inference.endpoint import EndpointHealth
-from jaxrl.inference.frozen import FrozenPool, api_key
+from jaxrl.inference.frozen import FrozenPool, api_key, connect_frozen_pool
 from jaxrl.inference.http import HttpEndpoint
 from jaxrl.inference.rendering import Renderer
-from jaxrl.launch.environments import connect_model
 from jaxrl.orchestrator.ports import ConnectedPool, ScoringPool
 from jaxrl.orchestrator.sources import FrozenSource, vocabulary_unlike
 
@@ -68,15 +66,8 @@ def named_models(config: RunConfig) -> dict[str, tuple[str, ClientConfig]]:
 
 def _frozen_models(config: RunConfig, index: int, env_config: EnvBase) -> dict[str, FrozenModelConfig]:
     """Return the frozen models of the algorithm that an environment ends up with, by key."""
-
-    def walk(section: Section, key: str) -> Iterator[tuple[str, FrozenModelConfig]]:
-        for name, value in section:
-            if isinstance(value, FrozenModelConfig):
-                yield f"{key}.{name}", value
-            elif isinstance(value, Section):
-                yield from walk(value, f"{key}.{name}")
-
-    return dict(walk(config.orchestrator.algo_of(env_config), key_of(index, env_config, "algo")))
+    table = key_of(index, env_config, "algo")
+    return {f"{table}.{key}": model for key, model in config.orchestrator.algo_of(env_config).frozen_models.items()}
 
 
 async def _look(exam: Examination, named: dict[str, tuple[str, ClientConfig]], notes: _Notes) -> None:
@@ -131,7 +122,13 @@ async def _connect_source(exam: Examination, env_config: EnvBase, key: str, mode
 
     sampling = config.orchestrator.sampling_of(env_config)
     source = FrozenSource(
-        model, exam.renderer, sampling, run_seed=config.run.seed, window=longest, connect=connect_model, compare=compare
+        model,
+        exam.renderer,
+        sampling,
+        run_seed=config.run.seed,
+        window=longest,
+        connect=lambda model: connect_frozen_pool(model, os.environ),
+        compare=compare,
     )
     async with _closing(source.connected_pools):
         try:
@@ -186,7 +183,7 @@ async def _score(pool: ScoringPool, exam: Examination, shown: str, notes: _Notes
 
 
 @contextlib.asynccontextmanager
-async def _closing(pools: list[ConnectedPool] | list[ScoringPool]) -> AsyncIterator[None]:
+async def _closing(pools: Sequence[ConnectedPool]) -> AsyncIterator[None]:
     """Close in the end every pool that the list holds by then."""
     try:
         yield

@@ -7,8 +7,7 @@ meanwhile becomes data, and ends within a deadline. It judges nothing.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -50,9 +49,6 @@ class NoPolicy:
         """Refuse."""
         raise EngineError(f"no policy is served here; {len(token_ids)} tokens were to be scored at temperature {temperature:g}")
 
-    async def close(self) -> None:
-        """Do nothing."""
-
 
 def spread(tasks: Sequence[TaskSpec], num: int) -> list[TaskSpec]:
     """Return at most `num` tasks, from the whole length of the list: difficulties may stand one after another.
@@ -85,7 +81,7 @@ async def play_empty(exam: Examination, env: Environment) -> list[tuple[Rollout,
 
 
 def algorithm_of(
-    exam: Examination, env_config: EnvBase, demonstration: Callable[[Mapping[str, Any]], str | None] = lambda spec: None
+    exam: Examination, env_config: EnvBase, demonstration: Callable[[TaskSpec], str | None] = lambda spec: None
 ) -> Algorithm:
     """Return the algorithm of a training environment as the run builds it, but for the policy; nothing is connected yet."""
     context = AlgorithmContext(

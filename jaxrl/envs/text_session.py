@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from jaxrl.config.env import SamplingConfig
-from jaxrl.envs.base import Message, Reply
+from jaxrl.envs.base import Message, Reply, TaskSpec
 from jaxrl.envs.session import request_name, token_sampling
 from jaxrl.envs.transcript import Transcript, Window, Written
 from jaxrl.errors import EngineError, EnvError
@@ -56,7 +56,7 @@ class Demonstration:
       demonstration: task spec -> the reply; None if the environment has none.
     """
 
-    def __init__(self, rollout: Rollout, demonstration: Callable[[dict], str | None]) -> None:
+    def __init__(self, rollout: Rollout, demonstration: Callable[[TaskSpec], str | None]) -> None:
         self._rollout = rollout
         self._demonstration = demonstration
 

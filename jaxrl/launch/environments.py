@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jaxrl.blame import failing_in
-from jaxrl.config.algorithm import DEMONSTRATIONS, POLICY, OPDConfig
+from jaxrl.config.algorithm import DEMONSTRATIONS, POLICY
 from jaxrl.config.env import EnvBase, env_name
 from jaxrl.config.model import FrozenModelConfig
 from jaxrl.config.rules import key_of
@@ -49,7 +49,7 @@ class EnvironmentBuilder:
                 renderer=self.renderer,
                 window=config.engine.max_model_len,
                 coefficients=env_config.coefficients,
-                demonstration=lambda spec: env.demonstration(dict(spec)),
+                demonstration=env.demonstration,
                 connect_model=connect_model,
             )
             return TrainEnv(
@@ -96,9 +96,7 @@ def check_sources(config: RunConfig, train: Sequence[Environment]) -> None:
         if algo.sampling.source == DEMONSTRATIONS and all(env.demonstration(spec) is None for spec in env.tasks()):
             raise ConfigError(
                 f"`{key_of(index, env_config, 'algo')}.sampling.source`='demonstrations', but none of the {len(env.tasks())} tasks of env "
-                f"{env_name(env_config)!r} has a reference answer; use a frozen model as `source`, or an environment that knows its answers"
+                f"{env_name(env_config)!r} has a demonstration; use a frozen model as `source`, or an environment that knows its answers"
             )
-        models = {"sampling.source": algo.frozen_source, "teacher": algo.teacher if isinstance(algo, OPDConfig) else None}
-        for field, model in models.items():
-            if model is not None:
-                api_key(model.api_key_var, os.environ, f"{key_of(index, env_config, 'algo')}.{field}.api_key_var")
+        for key, model in algo.frozen_models.items():
+            api_key(model.api_key_var, os.environ, f"{key_of(index, env_config, 'algo')}.{key}.api_key_var")

@@ -16,14 +16,10 @@ from jaxrl.types import Rollout, StepReport, TrainBatch, TrainingSample
 
 
 class ScoringPool(Protocol):
-    """A pool that an algorithm may ask for logprobs."""
+    """A pool that an algorithm may ask for logprobs; it cannot be closed here, since it may be the policy's."""
 
     async def score(self, token_ids: np.ndarray, temperature: float = 1.0) -> np.ndarray:
         """Return [L] float32 logprobs of [L] tokens, each given those before it; index 0 is 0.0."""
-        ...
-
-    async def close(self) -> None:
-        """Give back what the pool holds."""
         ...
 
 

@@ -24,7 +24,7 @@ import numpy as np
 
 from jaxrl.config.env import SamplingConfig
 from jaxrl.config.model import FrozenModelConfig
-from jaxrl.envs.base import Session
+from jaxrl.envs.base import Session, TaskSpec
 from jaxrl.envs.session import PolicySession
 from jaxrl.envs.text_session import Demonstration, ForeignModel, TextSession
 from jaxrl.envs.transcript import Window
@@ -141,11 +141,12 @@ class DemonstrationSource:
     """The environment's own reference replies."""
 
     renderer: Renderer
-    demonstration: Callable[[dict[str, Any]], str | None]
+    demonstration: Callable[[TaskSpec], str | None]
     """Task spec -> the reference reply; None if there is none."""
     window: int
     """Prompt plus reply tokens that can be trained on."""
     places: AbstractAsyncContextManager[Any] = field(default_factory=contextlib.nullcontext)
+    """As many as are asked for."""
 
     @property
     def is_live_policy(self) -> bool:

@@ -52,7 +52,7 @@ class Bucket(StrEnum):
     PENDING = "pending"
     """In flight, or waiting for a batch."""
     TRAINED = "trained"
-    """At least one of its samples was in a train batch."""
+    """At least one of its samples was in a train batch, with something left to train on where it had to be cut."""
     GATED = "gated"
     """Its group was turned away before a batch was formed, by a rule on whole groups."""
     STALE = "stale"

@@ -92,9 +92,16 @@ def test_each_algorithm_says_what_it_feeds_and_whom_it_compares() -> None:
 
 def test_each_source_says_who_plays() -> None:
     frozen, demonstrations = (SFTConfig.model_validate(settings) for settings in FULL["sft"])
-    for config, live, model, name in ((GRPOConfig(), True, True, None), (frozen, False, True, "big"), (demonstrations, False, False, None)):
-        source = config.frozen_source
-        assert (config.samples_from_live_policy, config.samples_from_model, source and source.name) == (live, model, name)
+    for config, live, model in ((GRPOConfig(), True, True), (frozen, False, True), (demonstrations, False, False)):
+        assert (config.samples_from_live_policy, config.samples_from_model) == (live, model)
+
+
+def test_each_frozen_model_is_found_under_its_key() -> None:
+    frozen, demonstrations = (SFTConfig.model_validate(settings) for settings in FULL["sft"])
+    taught = OPDConfig.model_validate(FULL["opd"][0])
+    assert frozen.frozen_models == {"sampling.source": frozen.sampling.source}
+    assert taught.frozen_models == {"teacher": taught.teacher}
+    assert GRPOConfig().frozen_models == demonstrations.frozen_models == {}
 
 
 @pytest.mark.parametrize(("name", "settings"), [(name, settings) for name, variants in FULL.items() for settings in variants])
@@ -187,6 +194,7 @@ ALGO_ERRORS = [
      "number >= 0"),
     ("{type = 'grpo', length_penalty = {type = 'words'}}", ".length_penalty.type`='words': expected one of 'tokens', 'turns'"),
     ("{type = 'grop'}", ".type`='grop': expected one of 'grpo', "),
+    ("'grpo'", "`='grpo': expected a table whose `type` is one of 'grpo', 'max_rl', "),
 ]  # fmt: skip
 """An algorithm's table, and how the message goes on after the table's key."""
 
@@ -311,6 +319,14 @@ def test_comparing_the_rollouts_of_a_group_of_one_is_a_warning(file: Path) -> No
         assert len(said) == section.is_group_relative, name
         for text in said:
             assert text.startswith(f"`orchestrator.group_size`=1: `{name}` (`orchestrator.train.env.0.algo.type`) compares the rollouts")
+
+
+def test_a_setting_that_several_environments_inherit_is_warned_of_once_with_their_names(file: Path) -> None:
+    second = "[[orchestrator.train.env]]\ntype = 'reverse_text'\nname = 'more'\n"
+    for orchestrator, more in (("group_size = 1", second), ("sampling.temperature = 0.7\nalgo.type = 'opsd'", second)):
+        said = warnings_of(file, orchestrator=orchestrator, more=more)
+        assert len(said) == 1 and "env 'words', 'more' " in said[0], said
+    assert len(warnings_of(file, orchestrator="group_size = 1", more=second + "algo.type = 'rloo'")) == 2, "two settings"
 
 
 @pytest.mark.parametrize(("name", "component"), [("grpo", "rl"), ("opsd", "ref_kl"), ("sft", "ce")])

@@ -37,7 +37,7 @@ def test_tasks_without_a_demonstration_are_counted_and_one_is_named(tmp_path: Pa
     finding = examine_run(check_demonstrations, questions_config(tmp_path, without(2, 5)))
     assert finding.level is Level.BAD
     assert "6 of 8 tasks have a demonstration; 'sum-2' has none" in finding.text
-    with pytest.raises(ConfigError, match=r"none of the 8 tasks of env 'questions' has a reference answer"):
+    with pytest.raises(ConfigError, match=r"none of the 8 tasks of env 'questions' has a demonstration"):
         examine_run(check_demonstrations, questions_config(tmp_path, without(*range(8))))
 
 

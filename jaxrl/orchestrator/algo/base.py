@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, final
 
@@ -16,6 +16,7 @@ import numpy as np
 
 from jaxrl.config.algorithm import AlgorithmConfig, CoefficientsConfig, LossType
 from jaxrl.config.model import FrozenModelConfig
+from jaxrl.envs.base import TaskSpec
 from jaxrl.errors import ConfigError, DeadlineError, EngineError, SampleError
 from jaxrl.inference.frozen import FrozenPool, connect_frozen_pool
 from jaxrl.inference.rendering import Renderer
@@ -41,7 +42,7 @@ class AlgorithmContext:
     """The longest sequence, prompt and reply, that the policy can hold; None if unknown."""
     coefficients: CoefficientsConfig = field(default_factory=CoefficientsConfig)
     """How much each loss component counts."""
-    demonstration: Callable[[Mapping[str, Any]], str | None] = lambda spec: None
+    demonstration: Callable[[TaskSpec], str | None] = lambda spec: None
     """Task spec -> the environment's own reference reply; None if it has none."""
     connect_model: Callable[[FrozenModelConfig], FrozenPool] = lambda model: connect_frozen_pool(model, os.environ)
     """Configured frozen model -> its pool, not set up yet."""
@@ -70,10 +71,11 @@ class Algorithm:
         self.config = config
         self.policy_pool = policy_pool
         self.context = context or AlgorithmContext()
-        self.connected_pools: list[ScoringPool] = []
+        self.connected_pools: list[FrozenPool] = []
         """Pools of frozen models that `connect` took on; the run closes exactly these."""
         self.max_concurrency: int | None = None
-        """Requests that the busiest of those pools takes at a time: more hooks than that would only wait for one another."""
+        """Requests that the narrowest of those pools takes at a time: more hooks than that would only wait for one another. None
+        without pools."""
 
     async def setup(self) -> None:
         """Get ready before the first rollout: connect frozen models, build renderers."""

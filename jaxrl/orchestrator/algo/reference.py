@@ -59,7 +59,8 @@ async def _score(pool: ScoringPool, sample: TrainingSample, context: np.ndarray,
     if window is not None and len(sequence) > window:
         raise PromptTooLongError(
             f"{len(context)} tokens of context and {len(token_ids)} of the rollout are {len(sequence)} together, more than "
-            f"the window of {window} that the reference holds; shorten what is shown before it, or prompts and replies"
+            f"the window of {window} that the reference holds; widen it (`inference.max_model_len`), or shorten what is shown before it, "
+            "prompts or replies"
         )
     scores = np.asarray(await pool.score(sequence, 1.0))
     if scores.shape != sequence.shape:

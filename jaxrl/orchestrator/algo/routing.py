@@ -118,8 +118,8 @@ def check_streams(sample: TrainingSample) -> None:
         )
     if not sample.has_policy_logprobs and (members.rl.any() or members.ref_kl.any()):
         raise SampleError(
-            f"{where}: the policy did not sample its tokens, so they carry no logprob of it and can feed the ce loss only; use an "
-            "algorithm whose `action_loss_type` is 'ce'"
+            f"{where}: tokens that the policy did not sample carry no logprob of it, so they can feed the ce loss only; use an algorithm "
+            "whose `action_loss_type` is 'ce'"
         )
     if members.rl.any() and sample.advantages is None:
         raise SampleError(

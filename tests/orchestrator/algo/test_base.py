@@ -116,7 +116,7 @@ async def test_rl_credit_on_frozen_tokens_fails_the_rollout():
     group = make_group([1.0, 0.0], logprob=None, version=None)
     await _grpo().finalize_group(group.survivors)
     assert group.survivors == []
-    assert "frozen source" in group.rollouts[0].failure.message
+    assert "tokens that the policy did not sample" in group.rollouts[0].failure.message
 
 
 def test_the_drivers_cannot_be_overridden():
