@@ -36,7 +36,7 @@ class SamplingConfig(Section):
     """Strings that end a reply besides the model's stop ids."""
 
     @model_validator(mode="after")
-    def _temperature_is_no_near_zero(self) -> SamplingConfig:
+    def _temperature_is_not_near_zero(self) -> SamplingConfig:
         if 0 < self.temperature < LEAST_TEMPERATURE:
             raise ValueError(
                 f"`temperature`={self.temperature:g} is so low that logits divided by it overflow; use 0 for the likeliest token, or at "

@@ -28,7 +28,7 @@ from jaxrl.inference.frozen import FrozenPool, api_key, connect_frozen_pool
 from jaxrl.inference.http import HttpEndpoint
 from jaxrl.inference.rendering import Renderer
 from jaxrl.orchestrator.ports import ConnectedPool, ScoringPool
-from jaxrl.orchestrator.sources import FrozenSource, vocabulary_unlike
+from jaxrl.orchestrator.sources import FrozenSource
 
 POLICY_CLIENT, SOURCE = "orchestrator.model.client", "sampling.source"
 QUESTION, REPLY = {"role": "user", "content": "What is 2 + 3?"}, "It is five."
@@ -113,13 +113,8 @@ async def _healths(key: str, model: str, client: ClientConfig) -> list[EndpointH
 
 async def _connect_source(exam: Examination, env_config: EnvBase, key: str, model: FrozenModelConfig, notes: _Notes) -> None:
     """Connect a source of rollouts; say whether its tokens are the policy's, and whether it is served with room for them."""
-    config, differences = exam.config, []
+    config = exam.config
     longest = min(config.engine.max_model_len, config.trainer.row_length)
-
-    async def compare(pool: FrozenPool, renderer: Renderer) -> str | None:
-        differences.append(await vocabulary_unlike(pool, renderer))
-        return differences[-1]
-
     sampling = config.orchestrator.sampling_of(env_config)
     source = FrozenSource(
         model,
@@ -128,7 +123,6 @@ async def _connect_source(exam: Examination, env_config: EnvBase, key: str, mode
         run_seed=config.run.seed,
         window=longest,
         connect=lambda model: connect_frozen_pool(model, os.environ),
-        compare=compare,
     )
     async with _closing(source.connected_pools):
         try:
@@ -136,9 +130,9 @@ async def _connect_source(exam: Examination, env_config: EnvBase, key: str, mode
         except JaxrlError as error:
             notes.problems.append(f"`{key}`: {error}")
             return
-        if differences[-1] is not None:
+        if source.why_in_words is not None:
             notes.remarks.append(
-                f"`{key}` is asked in words, and its replies will be encoded with the policy's tokenizer: {differences[-1]}"
+                f"`{key}` is asked in words, and its replies will be encoded with the policy's tokenizer: {source.why_in_words}"
             )
             return
         notes.texts.append(f"`{key}` has the policy's vocabulary")

@@ -76,6 +76,17 @@ async def vocabulary_difference(
     return None
 
 
+async def why_in_words(pool: FrozenPool, renderer: Renderer) -> str | None:
+    """Say why a frozen model that writes must be asked in words: its ids are not the policy's, or nobody tells; else None.
+
+    Args and errors are those of `vocabulary_difference`.
+    """
+    for name, endpoint in pool.endpoints.items():
+        if await endpoint.detokenize(np.zeros(1, np.int32)) is None:
+            return f"{name} does not tell the text of token ids (/detokenize), so they may stand for something else there"
+    return await vocabulary_difference(pool, renderer)
+
+
 async def _endpoint_difference(name: str, endpoint: FrozenEndpoint, renderer: Renderer, *, may_be_larger: bool) -> str | None:
     texts = _Texts(endpoint, renderer)
     found = await _first_difference(texts, np.arange(renderer.num_ids, dtype=np.int32))

@@ -23,7 +23,7 @@ ORIGINS = {
     SCAFFOLD: "the chat template: the generation prompt, and whatever else of a message's tokens is known not to be its own text",
     "policy": "the model that is trained",
     "frozen": "a frozen model",
-    "demonstrations": "the environment, as a reference answer that stands in for a reply",
+    "demonstrations": "the environment, whose demonstration stands in for a reply",
 }
 """Who wrote a token, with the meaning of each."""
 

@@ -15,12 +15,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
-
-import numpy as np
 
 from jaxrl.config.env import SamplingConfig
 from jaxrl.config.model import FrozenModelConfig
@@ -33,21 +31,14 @@ from jaxrl.inference.endpoint import version_salt
 from jaxrl.inference.frozen import FrozenPool
 from jaxrl.inference.pool import Pool
 from jaxrl.inference.rendering import Renderer
-from jaxrl.inference.vocabulary import vocabulary_difference
+from jaxrl.inference.vocabulary import why_in_words
 from jaxrl.orchestrator.ports import ConnectedPool
 from jaxrl.types import Rollout
 
 logger = logging.getLogger(__name__)
 
-CompareVocabulary = Callable[[FrozenPool, Renderer], Awaitable[str | None]]
-
-
-async def vocabulary_unlike(pool: FrozenPool, renderer: Renderer) -> str | None:
-    """Say why a frozen model must be asked in words: its vocabulary is not the renderer's, or its servers do not tell; else None."""
-    for name, endpoint in pool.endpoints.items():
-        if await endpoint.detokenize(np.zeros(1, np.int32)) is None:
-            return f"{name} does not tell the text of token ids (/detokenize), so they may stand for something else there"
-    return await vocabulary_difference(pool, renderer)
+TRAINABLE = "`inference.max_model_len` and `trainer.row_length`"
+"""What bounds a reply that can be trained on, for messages."""
 
 
 class LivePool(Pool, Protocol):
@@ -164,7 +155,7 @@ class DemonstrationSource:
     def open_session(self, rollout: Rollout) -> Session:
         """See `Source.open_session`."""
         source = Demonstration(rollout, self.demonstration)
-        window = Window(self.window, "`inference.max_model_len` and `trainer.row_length`")
+        window = Window(self.window, TRAINABLE)
         return TextSession(source, self.renderer, rollout, window=window, writer="demonstrations")
 
 
@@ -178,7 +169,6 @@ class FrozenSource:
       run_seed: `run.seed`.
       window: prompt plus reply tokens that can be trained on; the model's own window bounds a rollout too.
       connect: the model to its pool, not set up yet.
-      compare: says why it must be asked in words, or None.
     """
 
     def __init__(
@@ -190,20 +180,19 @@ class FrozenSource:
         run_seed: int,
         window: int,
         connect: Callable[[FrozenModelConfig], FrozenPool],
-        compare: CompareVocabulary = vocabulary_unlike,
     ) -> None:
         self.renderer = renderer
         self.places = asyncio.Semaphore(model.max_concurrency)
         """Rollouts that may play at the same time: as many as the pool has places for their requests."""
         self.connected_pools: list[ConnectedPool] = []
+        self.why_in_words: str | None = None
+        """Why the model is asked in words, known after `setup`; None if it is asked in tokens."""
         self._model = model
         self._sampling = sampling
         self._run_seed = run_seed
-        self._window = Window(window, "`inference.max_model_len` and `trainer.row_length`")
+        self._window = Window(window, TRAINABLE)
         self._connect = connect
-        self._compare = compare
         self._pool: FrozenPool | None = None
-        self._is_foreign = False
 
     @property
     def is_live_policy(self) -> bool:
@@ -226,10 +215,9 @@ class FrozenSource:
                 f"{pool} holds sequences of {pool.window} tokens, and `sampling.max_tokens`={self._sampling.max_tokens} leaves no room for "
                 "a prompt; lower it, or serve the model with a longer window"
             )
-        difference = await self._compare(pool, self.renderer)
-        if difference is not None:
-            self._is_foreign = True
-            logger.info("%s is asked in words, and its replies are encoded with the policy's tokenizer: %s", pool, difference)
+        self.why_in_words = await why_in_words(pool, self.renderer)
+        if self.why_in_words is not None:
+            logger.info("%s is asked in words, and its replies are encoded with the policy's tokenizer: %s", pool, self.why_in_words)
         elif pool.window is not None and pool.window < self._window.num_tokens:
             self._window = Window(pool.window, f"the window that {pool} is served with")
         self._pool = pool
@@ -238,7 +226,7 @@ class FrozenSource:
         """See `Source.open_session`."""
         pool = self._pool
         assert pool is not None, "`setup` comes before the first rollout"
-        if self._is_foreign:
+        if self.why_in_words is not None:
             source = ForeignModel(pool, rollout, self._sampling, run_seed=self._run_seed)
             stop = self._sampling.stop
             return TextSession(source, self.renderer, rollout, window=self._window, writer="frozen", stop=stop)

@@ -63,7 +63,7 @@ def test_every_shipped_configuration_has_a_plan_that_fits_it() -> None:
     for name, plan in algorithms.PLANS.items():
         config = load_config(algorithms.CONFIGS / f"{name}.toml")
         algos = [config.orchestrator.algo_of(env) for env in config.orchestrator.train.env]
-        models = [model for algo in algos for model in (algo.frozen_source, getattr(algo, "teacher", None)) if model]
+        models = [model for algo in algos for model in algo.frozen_models.values()]
         assert bool(models) == plan.needs_server, name
         for model in models:
             assert model.name == server.served_name

@@ -160,7 +160,7 @@ def test_another_type_on_the_command_line_drops_what_only_the_files_type_has(fil
 def test_one_setting_of_a_source_or_of_a_teacher_may_be_overridden(file: Path) -> None:
     sft = "algo = {type = 'sft', sampling.source = {name = 'big', base_url = ['http://127.0.0.1:8000/v1']}}"
     algo = load(file, "--orchestrator.algo.sampling.source.timeout-s", "5", orchestrator=sft).orchestrator.algo
-    assert (source := algo.frozen_source) and (source.name, source.timeout_s) == ("big", 5.0)
+    assert (source := algo.frozen_models["sampling.source"]).name == "big" and source.timeout_s == 5.0
     opd = load(
         file, "--orchestrator.algo.type", "opd", "--orchestrator.algo.teacher.name", "big",
         "--orchestrator.algo.teacher.base_url", '["http://127.0.0.1:8000/v1"]',

@@ -30,10 +30,6 @@ SFT = SFTConfig(sampling={"source": "demonstrations"})  # type: ignore[arg-type]
 ZERO = ZeroAdvantageFilterConfig()
 
 
-async def no_difference(pool: FrozenPool, own: Renderer) -> str | None:
-    return None
-
-
 def envs(pool: ScriptedPool, url: str, missing: Sequence[str] = ()) -> list[TrainEnv]:
     """Return three environments; `missing` are the tasks without a demonstration."""
     shown = ToyEnv("shown", num_tasks=3, demonstration=lambda spec: None if spec["id"] in missing else f"Answer {spec['id']}")
@@ -45,7 +41,6 @@ def envs(pool: ScriptedPool, url: str, missing: Sequence[str] = ()) -> list[Trai
         run_seed=0,
         window=ROW_LENGTH,
         connect=partial(connect_frozen_pool, environ={}),
-        compare=no_difference,
     )
     return [
         make_env(pool, ToyEnv("played", num_tasks=5), algorithm=build_algorithm(GRPOConfig(), pool)),
@@ -63,7 +58,7 @@ def envs(pool: ScriptedPool, url: str, missing: Sequence[str] = ()) -> list[Trai
 async def wired(latency_seed: int = 0, *, start: int = 0, missing: Sequence[str] = (), **settings: Any) -> AsyncIterator[Run]:
     """Give a run of the three environments with a server of its own, whose requests take random times."""
     generator = random.Random(latency_seed)
-    model = FakeModel()
+    model = FakeModel(tokenizer=renderer())
     async with WireServer(model).running() as server:
         pool = ScriptedPool(version=start, latency=lambda request: generator.random() * 0.003)
         yield make_run(pool=pool, envs=lambda pool: envs(pool, server.base_url, missing), batch_size=16, **settings)

@@ -33,13 +33,6 @@ class Neighbour:
         return "".join("?" if token_id == 70 else renderer().decode([token_id]) for token_id in token_ids)
 
 
-class SameForShort:
-    """A tokenizer as the policy's, that does not mind invalid UTF-8."""
-
-    encode = staticmethod(lambda text, add_special_tokens=True: renderer().encode(text, add_special_tokens=add_special_tokens))
-    decode = staticmethod(lambda token_ids: renderer().decode(token_ids))
-
-
 def rollout_of(environment: ToyEnv, member: int = 0) -> Rollout:
     spec = environment.tasks()[0]
     return Rollout(Task(environment.name, spec["id"], spec), f"{environment.name}/5", member=member, draw_index=5)
@@ -47,14 +40,14 @@ def rollout_of(environment: ToyEnv, member: int = 0) -> Rollout:
 
 @asynccontextmanager
 async def frozen(
-    model: FakeModel, *, max_concurrency: int = 4, window: int = ROW_LENGTH, sampling: SamplingConfig | None = None, **source: Any
+    model: FakeModel, *, max_concurrency: int = 4, window: int = ROW_LENGTH, sampling: SamplingConfig | None = None
 ) -> AsyncIterator[tuple[Sampler, WireServer]]:
     """Give a sampler of a toy environment whose replies come from `model`, not set up, and the server."""
     async with WireServer(model).running() as server:
         config = FrozenModelConfig(name=MODEL, base_url=[server.base_url], max_concurrency=max_concurrency)
         connect = partial(connect_frozen_pool, environ={})
         source = FrozenSource(
-            config, renderer(), sampling or SamplingConfig(max_tokens=4), run_seed=7, window=window, connect=connect, **source
+            config, renderer(), sampling or SamplingConfig(max_tokens=4), run_seed=7, window=window, connect=connect
         )
         sampler = Sampler(ToyEnv(), source, rollout_deadline_s=5.0)
         try:
@@ -65,7 +58,7 @@ async def frozen(
 
 
 async def test_a_frozen_model_of_the_same_vocabulary_is_asked_in_tokens_without_logprobs_or_salt() -> None:
-    async with frozen(FakeModel(tokenizer=SameForShort())) as (sampler, server):
+    async with frozen(FakeModel(tokenizer=renderer())) as (sampler, server):
         await sampler.setup()
         rollout = rollout_of(sampler.environment, member=2)
         await sampler.play(rollout)
@@ -94,14 +87,10 @@ async def test_a_frozen_model_of_another_or_an_unknown_vocabulary_is_asked_in_wo
     assert rollout.nodes[-1].token_ids[-1] == renderer().turn_end_id
 
 
-async def no_difference(pool: FrozenPool, own: Renderer) -> str | None:
-    return None
-
-
 async def test_the_shorter_of_the_models_window_and_the_trainers_row_bounds_a_rollout() -> None:
     for window, bound in ((WINDOW + 100, WINDOW), (WINDOW - 20, WINDOW - 20)):
         settings = SamplingConfig(max_tokens=63)
-        async with frozen(FakeModel(), window=window, sampling=settings, compare=no_difference) as (sampler, _):
+        async with frozen(FakeModel(tokenizer=renderer()), window=window, sampling=settings) as (sampler, _):
             await sampler.setup()
             rollout = rollout_of(sampler.environment)
             await sampler.play(rollout)
@@ -110,17 +99,17 @@ async def test_the_shorter_of_the_models_window_and_the_trainers_row_bounds_a_ro
 
 
 async def test_a_model_whose_window_leaves_no_room_for_a_prompt_is_refused_at_set_up() -> None:
-    async with frozen(FakeModel(), sampling=SamplingConfig(max_tokens=WINDOW), compare=no_difference) as (sampler, _):
+    async with frozen(FakeModel(tokenizer=renderer()), sampling=SamplingConfig(max_tokens=WINDOW)) as (sampler, _):
         with pytest.raises(ConfigError, match=rf"frozen model 'toy' at http.*sequences of {WINDOW} tokens, and `sampling.max_tokens`"):
             await sampler.setup()
         assert len(sampler.connected_pools) == 1, "it is closed with the others"
 
 
 async def test_a_frozen_source_waits_for_places_of_its_own_and_the_wait_is_no_part_of_its_deadline() -> None:
-    model = FakeModel()
-    model.wait_s = 0.3
-    async with frozen(model, max_concurrency=1, compare=no_difference) as (sampler, server):
+    model = FakeModel(tokenizer=renderer())
+    async with frozen(model, max_concurrency=1) as (sampler, server):
         await sampler.setup()
+        model.wait_s = 0.3
         hurried = Sampler(sampler.environment, sampler.source, rollout_deadline_s=0.8)
         rollouts = [rollout_of(sampler.environment, member) for member in range(3)]
         await asyncio.gather(*map(hurried.play, rollouts))
@@ -129,7 +118,7 @@ async def test_a_frozen_source_waits_for_places_of_its_own_and_the_wait_is_no_pa
 
 
 async def test_a_server_that_fails_is_a_failed_rollout() -> None:
-    async with frozen(FakeModel(), compare=no_difference) as (sampler, server):
+    async with frozen(FakeModel(tokenizer=renderer())) as (sampler, server):
         await sampler.setup()
         server.script.models = ("another",)  # type: ignore[attr-defined]
         rollout = rollout_of(sampler.environment)
@@ -162,12 +151,3 @@ async def test_a_key_that_is_not_set_is_a_config_error_before_anything_is_sent()
     source = FrozenSource(config, renderer(), SamplingConfig(), run_seed=0, window=64, connect=connect)
     with pytest.raises(ConfigError, match="NO_SUCH_KEY"):
         await source.setup()
-
-
-async def test_the_comparison_of_vocabularies_may_fail_the_set_up() -> None:
-    async def too_slow(pool: FrozenPool, own: Renderer) -> str | None:
-        raise DeadlineError("compared for too long")
-
-    async with frozen(FakeModel(), compare=too_slow) as (sampler, _):
-        with pytest.raises(DeadlineError, match="compared for too long"):
-            await sampler.setup()

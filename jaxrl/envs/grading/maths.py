@@ -27,12 +27,12 @@ def math_verify_score(spec: TaskSpec, text: str) -> float:
     """
     from math_verify import verify
 
-    gold = _parsed(_marked(str(spec.get("answer") or "")))
-    if not gold:
+    right = _parsed(_marked(str(spec.get("answer") or "")))
+    if not right:
         raise ValueError(f"the task's `answer` {spec.get('answer')!r} cannot be read as mathematics")
     answer = extract_answer(text)
     reply = _parsed(answer) or _parsed(_marked(answer))
-    return float(bool(reply) and verify(gold, reply, timeout_seconds=None))
+    return float(bool(reply) and verify(right, reply, timeout_seconds=None))
 
 
 def _marked(text: str) -> str:
