@@ -26,7 +26,6 @@ from jaxrl.errors import JaxrlError
 from jaxrl.inference.endpoint import EndpointHealth
 from jaxrl.inference.frozen import FrozenPool, api_key, connect_frozen_pool
 from jaxrl.inference.http import HttpEndpoint
-from jaxrl.inference.rendering import Renderer
 from jaxrl.orchestrator.ports import ConnectedPool, ScoringPool
 from jaxrl.orchestrator.sources import FrozenSource
 
@@ -122,7 +121,6 @@ async def _connect_source(exam: Examination, env_config: EnvBase, key: str, mode
         sampling,
         run_seed=config.run.seed,
         window=longest,
-        connect=lambda model: connect_frozen_pool(model, os.environ),
     )
     async with _closing(source.connected_pools):
         try:

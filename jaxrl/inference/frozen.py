@@ -16,6 +16,7 @@ tokens' is `NO_VERSION`, and nothing ever goes stale. No cache salt is sent: pre
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -277,12 +278,12 @@ class FrozenPool:
             state.failure = ""
 
 
-def connect_frozen_pool(config: FrozenModelConfig, environ: Mapping[str, str]) -> FrozenPool:
+def connect_frozen_pool(config: FrozenModelConfig, environ: Mapping[str, str] = os.environ) -> FrozenPool:
     """Build the pool of a configured frozen model; nothing is sent before `FrozenPool.setup`.
 
     Args:
       config: name, servers and limits.
-      environ: where the key is looked up, such as `os.environ`.
+      environ: where the key is looked up.
 
     Raises:
       ConfigError: the variable that holds the key is not set, or its key cannot be sent.

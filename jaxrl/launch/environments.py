@@ -19,7 +19,7 @@ from jaxrl.config.rules import key_of
 from jaxrl.config.run import RunConfig
 from jaxrl.envs.base import Environment
 from jaxrl.errors import ConfigError
-from jaxrl.inference.frozen import FrozenPool, api_key, connect_frozen_pool
+from jaxrl.inference.frozen import api_key
 from jaxrl.inference.pool import PolicyPool
 from jaxrl.inference.rendering import Renderer
 from jaxrl.orchestrator.algo import AlgorithmContext, build_algorithm
@@ -50,7 +50,6 @@ class EnvironmentBuilder:
                 window=config.engine.max_model_len,
                 coefficients=env_config.coefficients,
                 demonstration=env.demonstration,
-                connect_model=connect_model,
             )
             return TrainEnv(
                 name=name,
@@ -65,7 +64,7 @@ class EnvironmentBuilder:
         longest = min(config.engine.max_model_len, config.trainer.row_length)
         match config.orchestrator.algo_of(env_config).sampling.source:
             case FrozenModelConfig() as model:
-                return FrozenSource(model, self.renderer, sampling, run_seed=config.run.seed, window=longest, connect=connect_model)
+                return FrozenSource(model, self.renderer, sampling, run_seed=config.run.seed, window=longest)
             case word if word == DEMONSTRATIONS:
                 return DemonstrationSource(self.renderer, env.demonstration, longest)
             case word:
@@ -80,9 +79,7 @@ class EnvironmentBuilder:
                 )
 
 
-def connect_model(model: FrozenModelConfig) -> FrozenPool:
-    """Return the pool of a configured frozen model, with the key that this process' environment holds; nothing is sent yet."""
-    return connect_frozen_pool(model, os.environ)
+
 
 
 def check_sources(config: RunConfig, train: Sequence[Environment]) -> None:

@@ -28,7 +28,7 @@ from jaxrl.envs.text_session import Demonstration, ForeignModel, TextSession
 from jaxrl.envs.transcript import Window
 from jaxrl.errors import ConfigError
 from jaxrl.inference.endpoint import version_salt
-from jaxrl.inference.frozen import FrozenPool
+from jaxrl.inference.frozen import FrozenPool, connect_frozen_pool
 from jaxrl.inference.pool import Pool
 from jaxrl.inference.rendering import Renderer
 from jaxrl.inference.vocabulary import why_in_words
@@ -179,7 +179,7 @@ class FrozenSource:
         *,
         run_seed: int,
         window: int,
-        connect: Callable[[FrozenModelConfig], FrozenPool],
+        connect: Callable[[FrozenModelConfig], FrozenPool] = connect_frozen_pool,
     ) -> None:
         self.renderer = renderer
         self.places = asyncio.Semaphore(model.max_concurrency)

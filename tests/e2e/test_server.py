@@ -33,7 +33,6 @@ from jaxrl.inference.endpoint import GenerateRequest, Generation, TokenSampling
 from jaxrl.inference.frozen import FrozenPool, connect_frozen_pool
 from jaxrl.inference.http import HttpEndpoint
 from jaxrl.inference.pool import PolicyPool
-from jaxrl.inference.rendering import Renderer
 from jaxrl.inference.wire import COMPLETIONS_PATH, TOKENS_PATH
 from jaxrl.launch.serving import Running, serve
 from jaxrl.losses import token_scores

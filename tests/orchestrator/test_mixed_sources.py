@@ -15,8 +15,7 @@ from jaxrl.config.algorithm import GRPOConfig, SFTConfig
 from jaxrl.config.env import SamplingConfig
 from jaxrl.config.filters import ZeroAdvantageFilterConfig
 from jaxrl.config.model import FrozenModelConfig
-from jaxrl.inference.frozen import FrozenPool, connect_frozen_pool
-from jaxrl.inference.rendering import Renderer
+from jaxrl.inference.frozen import connect_frozen_pool
 from jaxrl.orchestrator.algo import build_algorithm
 from jaxrl.orchestrator.sampler import TrainEnv
 from jaxrl.orchestrator.sources import DemonstrationSource, FrozenSource

@@ -11,10 +11,9 @@ import pytest
 
 from jaxrl.config.env import SamplingConfig
 from jaxrl.config.model import FrozenModelConfig
-from jaxrl.errors import ConfigError, DeadlineError
+from jaxrl.errors import ConfigError
 from jaxrl.inference.endpoint import sampling_seed
-from jaxrl.inference.frozen import FrozenPool, connect_frozen_pool
-from jaxrl.inference.rendering import Renderer
+from jaxrl.inference.frozen import connect_frozen_pool
 from jaxrl.orchestrator.sampler import Sampler
 from jaxrl.orchestrator.sources import DemonstrationSource, FrozenSource, PolicySource
 from jaxrl.types import Boundary, Rollout, Task

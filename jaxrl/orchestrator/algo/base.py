@@ -7,7 +7,6 @@ stamped and frozen. An algorithm never drops a rollout, never sees a batch, and 
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, final
@@ -44,7 +43,7 @@ class AlgorithmContext:
     """How much each loss component counts."""
     demonstration: Callable[[TaskSpec], str | None] = lambda spec: None
     """Task spec -> the environment's own reference reply; None if it has none."""
-    connect_model: Callable[[FrozenModelConfig], FrozenPool] = lambda model: connect_frozen_pool(model, os.environ)
+    connect_model: Callable[[FrozenModelConfig], FrozenPool] = connect_frozen_pool
     """Configured frozen model -> its pool, not set up yet."""
 
 

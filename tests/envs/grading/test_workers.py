@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -122,6 +123,21 @@ def test_closing_kills_what_runs_and_fails_what_waits(tmp_path: Path) -> None:
     assert not is_alive(int((tmp_path / "pid").read_text()))
     with pytest.raises(GraderError, match="closed"):
         workers.submit({}, "1")
+
+
+def test_scores_and_lost_processes_leave_no_descriptor_and_no_thread_behind() -> None:
+    def held() -> tuple[int, int]:
+        return len(os.listdir("/dev/fd")), threading.active_count()
+
+    before = held()
+    with contextlib.closing(started(num_workers=1)) as workers:
+        workers.submit({}, "0.5").result(20.0)
+        with_one = held()
+        for reply in ("0.5", "raise", "end", "fork", "crash") * 4:
+            workers.submit({}, reply).exception(20.0)
+        workers.submit({}, "0.5").result(20.0)
+        assert held() == with_one
+    assert held() == before
 
 
 ORPHANS = """
