@@ -63,7 +63,7 @@ class Panel:
 
 REWARD_PANEL = Panel(REWARD, "mean reward of a step")
 SUCCESS_PANEL = Panel(SUCCESS, "held-out accuracy, greedy")
-NLL_PANEL = Panel(NLL, "held-out NLL of worked answers, nats per token", is_log=True)
+NLL_PANEL = Panel(NLL, "held-out NLL of worked answers, nats per token")
 KL_PANEL = Panel(LOG_RATIO, "KL(policy ‖ teacher) on the policy's tokens, nats", sign=-1.0, is_log=True)
 
 
@@ -82,8 +82,8 @@ PLANS = {
     "rloo": Plan((0,)),
     "reinforce": Plan((0,)),
     "rae": Plan((0,)),
-    "sft": Plan((0,), (Panel(CE, "NLL of the teacher's answers, nats per token", is_log=True), NLL_PANEL, SUCCESS_PANEL), True),
-    "sft_demonstrations": Plan((0,), (Panel(CE, "NLL of the demonstrations, nats per token", is_log=True), NLL_PANEL, SUCCESS_PANEL)),
+    "sft": Plan((0,), (Panel(CE, "NLL of the teacher's answers, nats per token"), NLL_PANEL, SUCCESS_PANEL), True),
+    "sft_demonstrations": Plan((0,), (Panel(CE, "NLL of the demonstrations, nats per token"), NLL_PANEL, SUCCESS_PANEL)),
     "opd": Plan((0,), (KL_PANEL, REWARD_PANEL, SUCCESS_PANEL), True),
     "self_distill": Plan((0, 1), (KL_PANEL, REWARD_PANEL, SUCCESS_PANEL)),
     "mixed_grpo_opd": Plan(
@@ -268,6 +268,8 @@ def dress(axes: Axes, panel: Panel) -> None:
         axes.set_yscale("log")
     elif panel.metric.endswith(("success_rate", "reward/mean")):
         axes.set_ylim(-0.02, 1.04)
+    else:
+        axes.set_ylim(bottom=0.0)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(axis="y", which="both", color=FAINT, alpha=0.25, linewidth=0.8)
     axes.spines[["top", "right"]].set_visible(False)

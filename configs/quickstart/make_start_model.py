@@ -199,9 +199,7 @@ def documents_forever(
             yield document(question, answer, rng, worked_share, hinted_share)
 
 
-def fit(
-    model: Model, params: dict, samples: Iterator[TrainingSample], steps: int, lr: float, console: Console, rows: int = ROWS
-) -> dict:
+def fit(model: Model, params: dict, samples: Iterator[TrainingSample], steps: int, lr: float, console: Console, rows: int = ROWS) -> dict:
     """Train the parameters on the samples by cross-entropy and return them."""
     config = TrainerConfig(
         row_length=ROW_LENGTH,

@@ -21,6 +21,7 @@ LossType = Literal["rl", "ce", "ref_kl"]
 POLICY, DEMONSTRATIONS = "policy", "demonstrations"
 """The two sources of rollouts that are words; the third is a frozen model."""
 
+DEFAULT_DEMO_KEY = "demonstration"
 DEFAULT_HINT = "This is an example of an expert's response to the question below:\n<demonstration>\n{demonstration}\n</demonstration>"
 
 
@@ -188,7 +189,7 @@ class OPSDConfig(AlgorithmBase):
 
     type: Literal["opsd"] = "opsd"
     """Which algorithm. `opsd`: the policy plays, and each of its tokens moves towards what itself says of it after a demonstration."""
-    demo_key: str = Field(default="demonstration", min_length=1)
+    demo_key: str = Field(default=DEFAULT_DEMO_KEY, min_length=1)
     """Where the demonstration is: a key of what the rollout's environment told (`info`), else of the task; for the default,
     else the environment's own reference reply."""
     template: str = DEFAULT_HINT

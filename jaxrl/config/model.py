@@ -85,16 +85,20 @@ def _base_url(url: str) -> str:
     """Return a base URL without a slash at its end.
 
     Raises:
-      ValueError: it is no http(s) URL, carries a password, a query or a fragment, or does not end in `/v1`.
+      ValueError: it is no http(s) URL, holds a character that none can, carries a password, a query or a fragment, or does not end in
+        `/v1`.
     """
+    url = url.strip()
     parts = urlsplit(url)
     if parts.username is not None or parts.password is not None:
         raise ValueError("a base URL must not carry a user or password; put the key into a variable and name it in `api_key_var`")
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:  # above 65535, `port` itself raises
         raise ValueError(f"expected an address such as http://127.0.0.1:8000/v1, got {url!r}")
+    if odd := sorted({character for character in url if not "!" <= character <= "~"}):
+        raise ValueError(f"a base URL is made of printable ASCII; this one holds {ascii(odd[0])}, which may have been copied along")
     if parts.query or parts.fragment:
         raise ValueError("a base URL has no query and no fragment; a key belongs into a variable that `api_key_var` names")
-    cleaned = url.strip().rstrip("/")
+    cleaned = url.rstrip("/")
     if not cleaned.endswith("/v1"):
         raise ValueError(f"a base URL ends in /v1, got {url!r}; did you mean {cleaned + '/v1'!r}?")
     return cleaned

@@ -13,7 +13,11 @@ from jaxrl.config.base import Section
 
 
 class MathVerifyRewardConfig(Section):
-    """1 if the reply's final answer equals the task's `answer` mathematically, by the `math-verify` package, else 0."""
+    """1 if the reply's final answer equals the task's `answer` mathematically, by the `math-verify` package, else 0.
+
+    An answer that is not worked out equals it too: to "1 + 1 =", `1+1` is right. Where the question itself is such an
+    expression, a policy learns to repeat it; compare character by character there, as the environments do by default.
+    """
 
     type: Literal["math_verify"] = "math_verify"
     """Which reward: `math_verify` or `python`."""

@@ -24,7 +24,7 @@ from jaxrl.doctor.finding import Finding, good, verdict
 from jaxrl.doctor.probes import algorithm_of
 from jaxrl.errors import JaxrlError
 from jaxrl.inference.endpoint import EndpointHealth
-from jaxrl.inference.frozen import FrozenPool, api_key, connect_frozen_pool
+from jaxrl.inference.frozen import FrozenPool, api_key
 from jaxrl.inference.http import HttpEndpoint
 from jaxrl.orchestrator.ports import ConnectedPool, ScoringPool
 from jaxrl.orchestrator.sources import FrozenSource
@@ -115,13 +115,7 @@ async def _connect_source(exam: Examination, env_config: EnvBase, key: str, mode
     config = exam.config
     longest = min(config.engine.max_model_len, config.trainer.row_length)
     sampling = config.orchestrator.sampling_of(env_config)
-    source = FrozenSource(
-        model,
-        exam.renderer,
-        sampling,
-        run_seed=config.run.seed,
-        window=longest,
-    )
+    source = FrozenSource(model, exam.renderer, sampling, run_seed=config.run.seed, window=longest)
     async with _closing(source.connected_pools):
         try:
             await source.setup()

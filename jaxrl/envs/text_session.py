@@ -161,8 +161,8 @@ class TextSession:
         if np.isin(token_ids, self._renderer.stop_ids).any():
             token_id = next(int(i) for i in token_ids if i in self._renderer.stop_ids)
             raise (EngineError if self._is_model else EnvError)(
-                f"{self._transcript.where}: the reply holds {self._renderer.decode([token_id])!r}, which ends a reply of the policy: nothing "
-                "can follow it, and at the end it is put by itself; leave it out"
+                f"{self._transcript.where}: the reply holds {self._renderer.decode([token_id])!r}, which ends a reply of the policy: "
+                "nothing can follow it, and at the end it is put by itself; leave it out"
             )
         if not reply.is_stopped or reply.stop_string:
             return token_ids

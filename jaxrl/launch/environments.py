@@ -79,9 +79,6 @@ class EnvironmentBuilder:
                 )
 
 
-
-
-
 def check_sources(config: RunConfig, train: Sequence[Environment]) -> None:
     """Refuse environments whose replies nobody could write, as far as that shows without a device or a socket.
 

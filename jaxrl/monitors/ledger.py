@@ -4,7 +4,8 @@ In: one call when a rollout is dispatched and one at the event that decides it. 
 resumed parts included. The ledger never decides anything itself, and it keeps no rollout.
 
 A rollout with several samples is `overlong_dropped` only if the packer dropped all of them, or cut off all that they would
-have trained; it is `trained` if something of one is. Truncation is an attribute: a truncated rollout is counted in `truncated` and in its bucket.
+have trained; it is `trained` if something of one is. Truncation is an attribute: a truncated rollout is counted in `truncated`
+and in its bucket.
 """
 
 from __future__ import annotations

@@ -6,22 +6,29 @@ failures and single empty batches are normal and pass.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 
 from jaxrl.blame import blame
 from jaxrl.errors import RunFailedError
 from jaxrl.monitors import metrics as names
 from jaxrl.orchestrator.metrics import StepTally
-from jaxrl.types import Boundary, Bucket, Rollout, filtered
+from jaxrl.types import Boundary, Bucket, Failure, Rollout, filtered
+
+logger = logging.getLogger(__name__)
 
 
 class FailureBudget:
-    """Failed rollouts in a row: of one environment, so that a healthy one hides no broken one, and of all together."""
+    """Failed rollouts in a row: of one environment, so that a healthy one hides no broken one, and of all together.
+
+    The first failure of each kind in an environment is logged, so that a run whose budget is never spent says it too.
+    """
 
     def __init__(self, max_in_a_row: int) -> None:
         self._max_in_a_row = max_in_a_row
         self._num_in_a_row = 0
         self._num_in_a_row_of: Counter[str] = Counter()
+        self._logged: set[tuple[str, Boundary, str]] = set()
 
     def add(self, rollout: Rollout, *, is_live: bool = True) -> None:
         """Count a rollout.
@@ -36,6 +43,7 @@ class FailureBudget:
         if rollout.failure is None:
             self._num_in_a_row = self._num_in_a_row_of[rollout.env_name] = 0
             return
+        self._log(rollout, rollout.failure)
         self._num_in_a_row += 1
         self._num_in_a_row_of[rollout.env_name] += 1
         if self._num_in_a_row >= self._max_in_a_row:
@@ -43,6 +51,15 @@ class FailureBudget:
         if self._num_in_a_row_of[rollout.env_name] >= self._max_in_a_row:
             row = f"{self._num_in_a_row_of[rollout.env_name]} rollouts in a row failed in environment {rollout.env_name!r}"
             raise _spent(row, rollout, is_live)
+
+    def _log(self, rollout: Rollout, failure: Failure) -> None:
+        kind = (rollout.env_name, failure.boundary, failure.type)
+        if kind not in self._logged:
+            self._logged.add(kind)
+            logger.warning(
+                "env %r, task %r: a rollout failed at boundary %r, the first of its kind: %s: %.500s; others are in the rollout log only",
+                rollout.env_name, rollout.task.id, str(failure.boundary), failure.type, failure.message,
+            )  # fmt: skip
 
 
 def _spent(row: str, rollout: Rollout, is_live: bool) -> RunFailedError:

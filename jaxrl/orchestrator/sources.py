@@ -168,7 +168,6 @@ class FrozenSource:
       sampling: how tokens are sampled; may be greedy or truncated, since nothing needs their logprobs.
       run_seed: `run.seed`.
       window: prompt plus reply tokens that can be trained on; the model's own window bounds a rollout too.
-      connect: the model to its pool, not set up yet.
     """
 
     def __init__(
@@ -179,7 +178,6 @@ class FrozenSource:
         *,
         run_seed: int,
         window: int,
-        connect: Callable[[FrozenModelConfig], FrozenPool] = connect_frozen_pool,
     ) -> None:
         self.renderer = renderer
         self.places = asyncio.Semaphore(model.max_concurrency)
@@ -191,7 +189,6 @@ class FrozenSource:
         self._sampling = sampling
         self._run_seed = run_seed
         self._window = Window(window, TRAINABLE)
-        self._connect = connect
         self._pool: FrozenPool | None = None
 
     @property
@@ -207,7 +204,7 @@ class FrozenSource:
           EngineError: it does not serve the model.
           DeadlineError: it is not ready in time.
         """
-        pool = self._connect(self._model)
+        pool = connect_frozen_pool(self._model)
         self.connected_pools.append(pool)
         await pool.setup()
         if pool.window is not None and pool.window <= self._sampling.max_tokens:

@@ -8,8 +8,8 @@ from pydantic import ValidationError
 from jaxrl.config.model import ClientConfig, FrozenModelConfig
 
 
-def test_a_slash_at_the_end_of_an_address_is_dropped() -> None:
-    config = FrozenModelConfig(name="m", base_url=["https://api.example.org/x/v1/", "http://127.0.0.1:8000/v1"])
+def test_a_slash_at_the_end_of_an_address_and_space_around_it_are_dropped() -> None:
+    config = FrozenModelConfig(name="m", base_url=[" https://api.example.org/x/v1/ ", "http://127.0.0.1:8000/v1"])
     assert config.base_url == ["https://api.example.org/x/v1", "http://127.0.0.1:8000/v1"]
 
 
@@ -21,6 +21,8 @@ def test_a_slash_at_the_end_of_an_address_is_dropped() -> None:
         ("http:///v1", "expected an address such as"),
         ("http://host:0/v1", "expected an address such as"),
         ("http://host:99999/v1", "Port out of range"),
+        ("http://\u200bhost/v1", r"made of printable ASCII; this one holds '\\u200b'"),
+        ("http://my host/v1", "made of printable ASCII; this one holds ' '"),
         ("http://host:8000", "ends in /v1, got 'http://host:8000'; did you mean 'http://host:8000/v1'"),
         ("http://me:sesame@host/v1", "must not carry a user or password"),
         ("http://host/v1?key=sesame", "no query and no fragment"),

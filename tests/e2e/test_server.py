@@ -30,7 +30,7 @@ from jaxrl.engine import Engine
 from jaxrl.engine.server import Service
 from jaxrl.errors import PromptTooLongError
 from jaxrl.inference.endpoint import GenerateRequest, Generation, TokenSampling
-from jaxrl.inference.frozen import FrozenPool, connect_frozen_pool
+from jaxrl.inference.frozen import FrozenPool
 from jaxrl.inference.http import HttpEndpoint
 from jaxrl.inference.pool import PolicyPool
 from jaxrl.inference.wire import COMPLETIONS_PATH, TOKENS_PATH
@@ -393,7 +393,6 @@ async def test_a_source_of_rollouts_gets_the_same_in_tokens_and_in_words(server:
             SamplingConfig(temperature=0.0, max_tokens=12),
             run_seed=0,
             window=48,
-            connect=functools.partial(connect_frozen_pool, environ={KEY_VAR: KEY}),
         )
         try:
             await source.setup()

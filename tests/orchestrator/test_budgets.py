@@ -57,6 +57,15 @@ def test_a_part_that_all_environments_share_is_not_given_a_budget_for_each():
         budget.add(_failed("words", Boundary.POLICY))
 
 
+def test_the_first_failure_of_each_kind_in_an_environment_is_logged(caplog):
+    budget = FailureBudget(99)
+    for rollout in (_failed("sums"), _failed("sums"), make_rollout(), _failed("letters"), _failed("sums", Boundary.ENV), _failed("sums")):
+        budget.add(rollout)
+    where = [(record.args[0], record.args[2]) for record in caplog.records]
+    assert where == [("sums", "grader"), ("letters", "grader"), ("sums", "env")]
+    assert caplog.messages[0].startswith("env 'sums', task ") and "the first of its kind: X: x;" in caplog.messages[0]
+
+
 def test_a_good_rollout_ends_the_row_of_its_own_environment_only():
     budget = FailureBudget(3)
     for env_name in ("sums", "letters"):

@@ -5,7 +5,6 @@ import random
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,6 @@ from jaxrl.config.algorithm import GRPOConfig, SFTConfig
 from jaxrl.config.env import SamplingConfig
 from jaxrl.config.filters import ZeroAdvantageFilterConfig
 from jaxrl.config.model import FrozenModelConfig
-from jaxrl.inference.frozen import connect_frozen_pool
 from jaxrl.orchestrator.algo import build_algorithm
 from jaxrl.orchestrator.sampler import TrainEnv
 from jaxrl.orchestrator.sources import DemonstrationSource, FrozenSource
@@ -39,7 +37,6 @@ def envs(pool: ScriptedPool, url: str, missing: Sequence[str] = ()) -> list[Trai
         SamplingConfig(max_tokens=4, temperature=0.0, top_k=5),
         run_seed=0,
         window=ROW_LENGTH,
-        connect=partial(connect_frozen_pool, environ={}),
     )
     return [
         make_env(pool, ToyEnv("played", num_tasks=5), algorithm=build_algorithm(GRPOConfig(), pool)),

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,6 @@ from jaxrl.config.env import SamplingConfig
 from jaxrl.config.model import FrozenModelConfig
 from jaxrl.errors import ConfigError
 from jaxrl.inference.endpoint import sampling_seed
-from jaxrl.inference.frozen import connect_frozen_pool
 from jaxrl.orchestrator.sampler import Sampler
 from jaxrl.orchestrator.sources import DemonstrationSource, FrozenSource, PolicySource
 from jaxrl.types import Boundary, Rollout, Task
@@ -44,10 +42,7 @@ async def frozen(
     """Give a sampler of a toy environment whose replies come from `model`, not set up, and the server."""
     async with WireServer(model).running() as server:
         config = FrozenModelConfig(name=MODEL, base_url=[server.base_url], max_concurrency=max_concurrency)
-        connect = partial(connect_frozen_pool, environ={})
-        source = FrozenSource(
-            config, renderer(), sampling or SamplingConfig(max_tokens=4), run_seed=7, window=window, connect=connect
-        )
+        source = FrozenSource(config, renderer(), sampling or SamplingConfig(max_tokens=4), run_seed=7, window=window)
         sampler = Sampler(ToyEnv(), source, rollout_deadline_s=5.0)
         try:
             yield sampler, server
@@ -146,7 +141,6 @@ async def test_only_the_policy_takes_the_engines_places_and_salts_by_its_version
 
 async def test_a_key_that_is_not_set_is_a_config_error_before_anything_is_sent() -> None:
     config = FrozenModelConfig(name=MODEL, base_url=["http://127.0.0.1:9/v1"], api_key_var="NO_SUCH_KEY")
-    connect = partial(connect_frozen_pool, environ={})
-    source = FrozenSource(config, renderer(), SamplingConfig(), run_seed=0, window=64, connect=connect)
+    source = FrozenSource(config, renderer(), SamplingConfig(), run_seed=0, window=64)
     with pytest.raises(ConfigError, match="NO_SUCH_KEY"):
         await source.setup()

@@ -36,15 +36,13 @@ class AlgorithmContext:
     env_name: str = ""
     """The environment, for messages."""
     renderer: Renderer | None = None
-    """Messages to token ids with the policy's tokenizer; None where no algorithm of the run renders."""
+    """Messages to token ids with the policy's tokenizer; None where that is not known."""
     window: int | None = None
     """The longest sequence, prompt and reply, that the policy can hold; None if unknown."""
     coefficients: CoefficientsConfig = field(default_factory=CoefficientsConfig)
     """How much each loss component counts."""
     demonstration: Callable[[TaskSpec], str | None] = lambda spec: None
     """Task spec -> the environment's own reference reply; None if it has none."""
-    connect_model: Callable[[FrozenModelConfig], FrozenPool] = connect_frozen_pool
-    """Configured frozen model -> its pool, not set up yet."""
 
 
 class Algorithm:
@@ -97,7 +95,7 @@ class Algorithm:
         # The highest id is among them: a model of fewer tokens refuses it, whatever else its server tells.
         highest = 1 if renderer is None else renderer.num_ids - 1
         try:
-            pool = self.context.connect_model(model)
+            pool = connect_frozen_pool(model)
             self.connected_pools.append(pool)
             self.max_concurrency = min(model.max_concurrency, self.max_concurrency or model.max_concurrency)
             await pool.setup(window=self.context.window, scored_ids=np.array([0, highest], np.int32))

@@ -17,11 +17,11 @@ class OPD(Algorithm):
       reverse KL on sampled tokens as in Gu et al. 2023, MiniLLM, https://arxiv.org/abs/2306.08543.
     """
 
+    config: OPDConfig
     action_loss_type: ClassVar[LossType] = "ref_kl"
 
     async def setup(self) -> None:
         """Connect the teacher; see `connect` for what it raises."""
-        assert isinstance(self.config, OPDConfig)
         self.teacher = await self.connect(self.config.teacher, "teacher")
 
     async def score_rollout(self, rollout: Rollout) -> None:

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from jaxrl.config.algorithm import LossType, OPSDConfig
+from jaxrl.config.algorithm import DEFAULT_DEMO_KEY, LossType, OPSDConfig
 from jaxrl.errors import ConfigError, EnvError, SampleError
 from jaxrl.inference.rendering import Renderer
 from jaxrl.orchestrator.algo.base import Algorithm
@@ -20,7 +20,8 @@ from jaxrl.orchestrator.algo.reference import score_branches
 from jaxrl.types import Rollout
 
 REF_VERSION = "ref_version"
-"""The metric of a rollout that says which policy version was served when scoring began."""
+"""The metric of a rollout that says which policy version every endpoint served when scoring began; an update that comes meanwhile is
+not waited for, so the next version may have scored it, or some of its branches."""
 
 
 class OPSD(Algorithm):
@@ -29,21 +30,28 @@ class OPSD(Algorithm):
     Reference: Shenfeld et al. 2026, Self-Distillation Enables Continual Learning, https://arxiv.org/abs/2601.19897.
     """
 
+    config: OPSDConfig
     action_loss_type: ClassVar[LossType] = "ref_kl"
 
     async def setup(self) -> None:
         """See that the chat template shows a system message.
 
         Raises:
-          ConfigError: it refuses one, or leaves it out.
+          ConfigError: it refuses one, or leaves it out, or the shortest hint already fills the window.
         """
-        hint = self._settings.template.format(demonstration="jaxrl")
+        hint, window = self.config.template.format(demonstration="jaxrl"), self.context.window
         try:
-            shown = self._renderer.decode(await asyncio.to_thread(self.hint_ids, "jaxrl"))
+            hint_ids = await asyncio.to_thread(self.hint_ids, "jaxrl")
         except EnvError as error:
             raise self._unusable(str(error)) from error
+        shown = self._renderer.decode(hint_ids)
         if hint.strip() not in shown:
             raise self._unusable(f"it leaves the message out and writes {shown!r:.200}")
+        if window is not None and len(hint_ids) >= window:
+            raise ConfigError(
+                f"env {self.context.env_name!r}: `algo.template` with a demonstration of one word has {len(hint_ids)} tokens, which leaves "
+                f"no room for a rollout in the window of {window}; widen it (`inference.max_model_len`), or shorten the template"
+            )
 
     async def score_rollout(self, rollout: Rollout) -> None:
         """Let the policy score the very ids of every branch, after the hint."""
@@ -62,9 +70,9 @@ class OPSD(Algorithm):
         Raises:
           SampleError: there is none, or it is no text.
         """
-        key, spec = self._settings.demo_key, rollout.task.spec
+        key, spec = self.config.demo_key, rollout.task.spec
         found = rollout.info.get(key, spec.get(key))
-        if found is None and key == OPSDConfig.model_fields["demo_key"].default:
+        if found is None and key == DEFAULT_DEMO_KEY:
             found = self.context.demonstration(spec)
         where = f"env {rollout.env_name!r}, task {rollout.task.id!r}"
         if found is None:
@@ -78,13 +86,8 @@ class OPSD(Algorithm):
 
     def hint_ids(self, demonstration: str) -> np.ndarray:
         """Return [C] int32 of the system message that shows a demonstration, nothing asked after it."""
-        hint = self._settings.template.format(demonstration=demonstration)
+        hint = self.config.template.format(demonstration=demonstration)
         return self._renderer.message_ids([{"role": "system", "content": hint}])
-
-    @property
-    def _settings(self) -> OPSDConfig:
-        assert isinstance(self.config, OPSDConfig)
-        return self.config
 
     @property
     def _renderer(self) -> Renderer:

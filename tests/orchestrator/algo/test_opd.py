@@ -260,6 +260,23 @@ async def test_a_stop_while_the_teacher_is_waited_for_ends_the_run_and_closes_th
     assert run.pool.endpoint.requests == []
 
 
+async def test_a_stop_while_the_teacher_scores_gives_its_requests_up_and_ends_the_run() -> None:
+    async with WireServer(bent(Answer(200, {}, wait_s=60))).running() as server, asyncio.timeout(10):
+        run = make_run(envs=lambda pool: [make_env(pool, algorithm=opd(server.base_url, pool))], async_level=1)
+        playing = asyncio.create_task(run.play())
+        while server.num_waiting < 8:
+            await asyncio.sleep(0.01)
+        run.orchestrator.request_stop()
+        await playing
+        while server.num_closed_early < 8:
+            await asyncio.sleep(0.01)
+        (teacher,) = run.envs[0].algorithm.connected_pools
+        with pytest.raises(EngineError, match="client has been closed"):
+            await teacher.score(np.arange(3, dtype=np.int32))
+    decided = [rollout.bucket for rollouts in run.monitors.rollouts.values() for rollout in rollouts]
+    assert run.batches == [] and set(decided) == {"cancelled"}
+
+
 async def test_a_teacher_whose_vocabulary_is_not_told_is_used_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     async with taught(FakeModel()) as (server, algorithm):
         await algorithm.score_rollout(forked_rollout(1))

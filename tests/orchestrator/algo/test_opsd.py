@@ -164,9 +164,17 @@ async def test_a_hint_that_leaves_no_room_for_the_rollout_is_an_error_with_the_l
     pool, rollout = SelfScoring(), rollout_of(USER_TURN, [70, 2])
     length = len(opsd(pool).hint_ids("yes")) + len(rollout.samples[0])
     await opsd(pool, window=length).score_rollout(rollout)
-    with pytest.raises(PromptTooLongError, match=rf"are {length} together, more than the window of {length - 1} .*`inference.max_model_len`"):
+    message = rf"are {length} together, more than the window of {length - 1} .*`inference.max_model_len`"
+    with pytest.raises(PromptTooLongError, match=message):
         await opsd(pool, window=length - 1).score_rollout(rollout_of(USER_TURN, [70, 2]))
     assert len(pool.scored) == 1
+
+
+async def test_a_template_that_fills_the_window_is_found_before_the_first_rollout() -> None:
+    length = len(opsd(SelfScoring()).hint_ids("jaxrl"))
+    await opsd(SelfScoring(), window=length + 1).setup()
+    with pytest.raises(ConfigError, match=rf"env 'toy': `algo.template` .* {length} tokens, .* window of {length}; widen it"):
+        await opsd(SelfScoring(), window=length).setup()
 
 
 @pytest.mark.parametrize(
