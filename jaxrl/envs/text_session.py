@@ -167,3 +167,10 @@ class TextSession:
         if not reply.is_stopped or reply.stop_string:
             return token_ids
         return np.append(token_ids, np.int32(self._renderer.turn_end_id)).astype(np.int32)
+
+
+def demonstration_session(
+    rollout: Rollout, renderer: Renderer, demonstration: Callable[[TaskSpec], str | None], *, window: Window
+) -> TextSession:
+    """Return the session in which the environment itself replies, once; arguments as those of `TextSession` and `Demonstration`."""
+    return TextSession(Demonstration(rollout, demonstration), renderer, rollout, window=window, writer="demonstrations")

@@ -17,7 +17,7 @@ import numpy as np
 from jaxrl.batching import rollout_to_samples
 from jaxrl.envs.base import Environment, TaskSpec
 from jaxrl.envs.play import play_rollout
-from jaxrl.envs.text_session import Demonstration, TextSession
+from jaxrl.envs.text_session import demonstration_session
 from jaxrl.envs.transcript import Window
 from jaxrl.errors import JaxrlError
 from jaxrl.inference.pool import Pool
@@ -95,8 +95,7 @@ class DemonstrationScorer:
         shown = [rollout for rollout in rollouts if self._env.demonstration(rollout.task.spec) is not None]
 
         async def play(rollout: Rollout) -> None:
-            source = Demonstration(rollout, self._env.demonstration)
-            session = TextSession(source, self._renderer, rollout, window=self._window, writer="demonstrations")
+            session = demonstration_session(rollout, self._renderer, self._env.demonstration, window=self._window)
             async with free:
                 await play_rollout(self._env, rollout, session, self._rollout_deadline_s)
 

@@ -219,7 +219,7 @@ class HttpEndpoint:
         try:
             return await asyncio.to_thread(read, response.content)
         except EngineError as error:
-            raise EngineError(f"{self._where}: {what}: {error}") from None
+            raise EngineError(f"{self._where}: {what}: {self._without_key(str(error))}") from None
 
     async def _within_deadline(self, what: str, ask: Callable[[list[str], float], Awaitable[T]]) -> T:
         """Await `ask(failures, until)`, arguments as those of `_post`, within the deadline of a call."""
@@ -322,15 +322,18 @@ class HttpEndpoint:
             await self._look_up_model()  # raises if the reason is the model
             return EngineError(f"{where}: status 404 from {response.url.path}, though the model is served: {problem}")
         if response.has_redirect_location:
-            target = response.headers["location"]
+            target = self._without_key(response.headers["location"])
             return EngineError(f"{where}: status {status}: it redirects to {target!r:.200}, and none is followed; correct `base_url`")
         if status in (400, 413, 422) and _TOO_LONG.search(problem):
             return PromptTooLongError(f"{where}: {problem}")
         return EngineError(f"{where}: status {status}: {problem}")
 
     def _problem(self, response: httpx.Response) -> str:
-        problem = wire.read_problem(response.content)
-        return redact(problem.replace(self._api_key, "<redacted>") if self._api_key else problem)
+        return self._without_key(wire.read_problem(response.content))
+
+    def _without_key(self, said: str) -> str:
+        """Return what a server said, without the key, which it may repeat anywhere."""
+        return redact(said.replace(self._api_key, "<redacted>") if self._api_key else said)
 
     def _within_window(self, request: GenerateRequest, what: str) -> GenerateRequest:
         if self._window is None:

@@ -1,7 +1,7 @@
 """What a run may waste in a row before it ends: failed rollouts, and batches that gave nothing to train on.
 
-In: one call per event. Out: nothing, or the `RunFailedError` that ends the run with the reason and what to do. Single
-failures and single empty batches are normal and pass.
+In: one call per event. Out: the first failure of each kind in the log, and in the end the `RunFailedError` that ends the run with the
+reason and what to do. Single failures and single empty batches are normal and pass.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from jaxrl.config.env import SamplingConfig
 from jaxrl.config.model import FrozenModelConfig
 from jaxrl.envs.base import Session, TaskSpec
 from jaxrl.envs.session import PolicySession
-from jaxrl.envs.text_session import Demonstration, ForeignModel, TextSession
+from jaxrl.envs.text_session import ForeignModel, TextSession, demonstration_session
 from jaxrl.envs.transcript import Window
 from jaxrl.errors import ConfigError
 from jaxrl.inference.endpoint import version_salt
@@ -154,9 +154,7 @@ class DemonstrationSource:
 
     def open_session(self, rollout: Rollout) -> Session:
         """See `Source.open_session`."""
-        source = Demonstration(rollout, self.demonstration)
-        window = Window(self.window, TRAINABLE)
-        return TextSession(source, self.renderer, rollout, window=window, writer="demonstrations")
+        return demonstration_session(rollout, self.renderer, self.demonstration, window=Window(self.window, TRAINABLE))
 
 
 class FrozenSource:

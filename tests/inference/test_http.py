@@ -213,11 +213,20 @@ def test_a_key_that_no_header_can_carry_is_refused_and_not_shown(key: str) -> No
     assert key[:3] not in str(caught.value)
 
 
-async def test_a_key_that_the_server_repeats_is_cut_out() -> None:
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Answer(400, {"error": {"message": "you sent sesame-open"}}),
+        Answer(302, b"", {"location": "http://elsewhere/sesame-open"}),
+        Answer(200, {"choices": "sesame-open"}),
+    ],
+    ids=["refusal", "redirect", "answer"],
+)
+async def test_a_key_that_the_server_repeats_is_cut_out(answer: Answer) -> None:
     model = FakeModel(key="sesame-open")
-    model.faults = [Answer(400, {"error": {"message": "you sent sesame-open"}})]
+    model.faults = [answer]
     async with served(model, api_key="sesame-open") as (_, endpoint):
-        with pytest.raises(EngineError, match="you sent <redacted>"):
+        with pytest.raises(EngineError, match="<redacted>"):
             await endpoint.score(PROMPT)
         assert (await endpoint.health()).is_ready
 

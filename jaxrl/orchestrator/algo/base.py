@@ -6,7 +6,6 @@ stamped and frozen. An algorithm never drops a rollout, never sees a batch, and 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, final
@@ -24,8 +23,6 @@ from jaxrl.orchestrator.algo.routing import check_streams, fold_coefficients, st
 from jaxrl.orchestrator.ports import ScoringPool
 from jaxrl.types import OPTIONAL_STREAMS, Boundary, Rollout
 
-logger = logging.getLogger(__name__)
-
 DRIVERS = ("finalize_rollout", "finalize_group")
 
 
@@ -36,7 +33,7 @@ class AlgorithmContext:
     env_name: str = ""
     """The environment, for messages."""
     renderer: Renderer | None = None
-    """Messages to token ids with the policy's tokenizer; None where that is not known."""
+    """Messages to token ids with the policy's tokenizer; None will do for algorithms that ask no model."""
     window: int | None = None
     """The longest sequence, prompt and reply, that the policy can hold; None if unknown."""
     coefficients: CoefficientsConfig = field(default_factory=CoefficientsConfig)
@@ -74,8 +71,14 @@ class Algorithm:
         """Requests that the narrowest of those pools takes at a time: more hooks than that would only wait for one another. None
         without pools."""
 
+    @property
+    def renderer(self) -> Renderer:
+        """Messages to token ids with the policy's tokenizer, for algorithms that ask a model."""
+        assert self.context.renderer is not None, f"{type(self).__name__} needs a renderer in its context"
+        return self.context.renderer
+
     async def setup(self) -> None:
-        """Get ready before the first rollout: connect frozen models, build renderers."""
+        """Get ready before the first rollout: connect frozen models, look at the chat template."""
 
     async def connect(self, model: FrozenModelConfig, key: str) -> FrozenPool:
         """Connect a frozen model that will be asked for logprobs, and wait until it is ready; the run closes its pool.
@@ -91,19 +94,17 @@ class Algorithm:
           EngineError: it does not serve the model, or cannot score.
           DeadlineError: it is not ready in time.
         """
-        where, renderer = f"env {self.context.env_name!r}: `algo.{key}`", self.context.renderer
+        where = f"env {self.context.env_name!r}: `algo.{key}`"
         # The highest id is among them: a model of fewer tokens refuses it, whatever else its server tells.
-        highest = 1 if renderer is None else renderer.num_ids - 1
+        scored_ids = np.array([0, self.renderer.num_ids - 1], np.int32)
         try:
             pool = connect_frozen_pool(model)
             self.connected_pools.append(pool)
             self.max_concurrency = min(model.max_concurrency, self.max_concurrency or model.max_concurrency)
-            await pool.setup(window=self.context.window, scored_ids=np.array([0, highest], np.int32))
-            difference = None if renderer is None else await vocabulary_difference(pool, renderer, may_be_larger=True)
+            await pool.setup(window=self.context.window, scored_ids=scored_ids)
+            difference = await vocabulary_difference(pool, self.renderer, may_be_larger=True)
         except (ConfigError, EngineError, DeadlineError) as error:
             raise type(error)(f"{where}: {error}") from error
-        if renderer is None:
-            logger.warning("%s: its vocabulary was not compared with the policy's, whose tokenizer is not known here", where)
         if difference is not None:
             raise ConfigError(
                 f"{where}: {model.name!r} has another vocabulary than the policy, so it cannot score the policy's tokens: {difference}; "

@@ -14,7 +14,6 @@ import numpy as np
 
 from jaxrl.config.algorithm import DEFAULT_DEMO_KEY, LossType, OPSDConfig
 from jaxrl.errors import ConfigError, EnvError, SampleError
-from jaxrl.inference.rendering import Renderer
 from jaxrl.orchestrator.algo.base import Algorithm
 from jaxrl.orchestrator.algo.reference import score_branches
 from jaxrl.types import Rollout
@@ -44,7 +43,7 @@ class OPSD(Algorithm):
             hint_ids = await asyncio.to_thread(self.hint_ids, "jaxrl")
         except EnvError as error:
             raise self._unusable(str(error)) from error
-        shown = self._renderer.decode(hint_ids)
+        shown = self.renderer.decode(hint_ids)
         if hint.strip() not in shown:
             raise self._unusable(f"it leaves the message out and writes {shown!r:.200}")
         if window is not None and len(hint_ids) >= window:
@@ -57,7 +56,7 @@ class OPSD(Algorithm):
         """Let the policy score the very ids of every branch, after the hint."""
         hint_ids = await asyncio.to_thread(self.hint_ids, self.demonstration_of(rollout))
         version = getattr(self.policy_pool, "version", None)
-        await score_branches(self.policy_pool, rollout, context_ids=hint_ids, bos_id=self._renderer.bos_id, window=self.context.window)
+        await score_branches(self.policy_pool, rollout, context_ids=hint_ids, bos_id=self.renderer.bos_id, window=self.context.window)
         if version is not None:
             rollout.metrics[REF_VERSION] = float(version)
 
@@ -87,12 +86,7 @@ class OPSD(Algorithm):
     def hint_ids(self, demonstration: str) -> np.ndarray:
         """Return [C] int32 of the system message that shows a demonstration, nothing asked after it."""
         hint = self.config.template.format(demonstration=demonstration)
-        return self._renderer.message_ids([{"role": "system", "content": hint}])
-
-    @property
-    def _renderer(self) -> Renderer:
-        assert self.context.renderer is not None, "opsd renders its hint, so its context needs the policy's renderer"
-        return self.context.renderer
+        return self.renderer.message_ids([{"role": "system", "content": hint}])
 
     def _unusable(self, why: str) -> ConfigError:
         return ConfigError(
