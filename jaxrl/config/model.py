@@ -95,7 +95,7 @@ def _base_url(url: str) -> str:
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:  # above 65535, `port` itself raises
         raise ValueError(f"expected an address such as http://127.0.0.1:8000/v1, got {url!r}")
     if odd := sorted({character for character in url if not "!" <= character <= "~"}):
-        raise ValueError(f"a base URL is made of printable ASCII; this one holds {ascii(odd[0])}, which may have been copied along")
+        raise ValueError(f"a base URL is made of printable ASCII; this one holds {odd[0]!a}, which may have been copied along")
     if parts.query or parts.fragment:
         raise ValueError("a base URL has no query and no fragment; a key belongs into a variable that `api_key_var` names")
     cleaned = url.rstrip("/")

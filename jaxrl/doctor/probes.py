@@ -45,6 +45,8 @@ class OneReply:
 class NoPolicy:
     """In place of the policy's pool, where nobody will ask it."""
 
+    version = 0
+
     async def score(self, token_ids: np.ndarray, temperature: float = 1.0) -> np.ndarray:
         """Refuse."""
         raise EngineError(f"no policy is served here; {len(token_ids)} tokens were to be scored at temperature {temperature:g}")

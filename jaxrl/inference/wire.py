@@ -37,7 +37,8 @@ _FINISH_REASONS = {
     "abort": FinishReason.CANCELLED,
     "cancelled": FinishReason.CANCELLED,
 }
-_LEAST_LOGPROB = float(np.finfo(np.float32).min)
+_LEAST_LOGPROB = -9998.0
+"""Below it stands what no model says: -9999 is what servers write for minus infinity, which JSON cannot."""
 _TOKEN_MARK = "token_id:"
 """How `return_tokens_as_token_ids` spells a token."""
 
@@ -325,7 +326,8 @@ def _ids(value: Any, name: str) -> list[int]:
 def _check_logprob(value: Any, where: str) -> None:
     # Rounding may leave the logprob of a certain token a little above 0.
     if isinstance(value, bool) or not isinstance(value, int | float) or not _LEAST_LOGPROB <= value <= 1e-3:
-        raise EngineError(f"the logprob of {where} is {_shown(value)}, expected a finite number of at most 0")
+        stands_in = " (-9999 stands for minus infinity)" if value == -9999 else ""
+        raise EngineError(f"the logprob of {where} is {_shown(value)}{stands_in}, expected a finite number of at most 0")
 
 
 def _is_int(value: Any) -> bool:

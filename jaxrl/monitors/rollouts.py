@@ -75,7 +75,8 @@ def _branch_record(rollout: Rollout, branch: PlayedBranch, token_export: bool, t
     record["origin"] = [origin for node in branch.nodes for origin in origins(node)]
     record["why_untrained"] = why_untrained(rollout, branch)
     record["weights"] = {}
-    if branch.sample is not None and branch.members is not None:
+    # Before an algorithm is done with a rollout, the absent streams of its samples say nothing of the loss.
+    if rollout.is_frozen and branch.sample is not None and branch.members is not None:
         weights = resolved_weights(branch.sample, branch.members)
         record["weights"] = {name: _rounded(values, is_weight=True) for name, values in weights.items()}
         if branch.packed is not None and branch.packed.trainer_logprobs is not None:

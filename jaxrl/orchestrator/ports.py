@@ -23,6 +23,15 @@ class ScoringPool(Protocol):
         ...
 
 
+class ScoringPolicy(ScoringPool, Protocol):
+    """The live policy, as an algorithm may ask it."""
+
+    @property
+    def version(self) -> int:
+        """The version that is served."""
+        ...
+
+
 class ConnectedPool(Protocol):
     """A pool that somebody connected for a run, which closes it. Its `str` says which model it is, and where."""
 

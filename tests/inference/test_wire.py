@@ -105,7 +105,7 @@ def test_an_answer_that_is_not_about_these_tokens_is_refused(path: str, fields: 
         read(answer, path)
 
 
-@pytest.mark.parametrize("number", [None, float("nan"), float("-inf"), "-0.5", True, 0.5, -1e300, -(10**400), [1]])
+@pytest.mark.parametrize("number", [None, float("nan"), float("-inf"), "-0.5", True, 0.5, -9999.0, -1e300, -(10**400), [1]])
 def test_a_sampled_token_needs_a_finite_logprob(number: object) -> None:
     content = [{"token_id": 8, "logprob": -0.5}, {"token_id": 9, "logprob": number}]
     with pytest.raises(EngineError, match=r"the logprob of sampled token 1 is .*, expected a finite number of at most 0"):
@@ -145,6 +145,7 @@ def test_a_score_is_taken_by_the_exact_id_wherever_it_stands_in_the_entry() -> N
         ([None, {"1": {"logprob": -0.1}}, SCORES[2]], "position 1 is for the ids 1, the token there is 6: the server scored another"),
         ([None, None, SCORES[2]], "position 1 is None"),
         ([None, SCORES[1], {"7": {"logprob": float("nan")}}], "token 7 at position 2 is nan"),
+        ([None, SCORES[1], {"7": {"logprob": -9999.0}}], r"token 7 at position 2 is -9999.0 \(-9999 stands for minus infinity\)"),
         ([None, SCORES[1], {"7": {}}], "token 7 at position 2 is None"),
     ],
 )

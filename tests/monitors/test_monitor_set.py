@@ -63,7 +63,7 @@ def test_rollouts_are_written_with_the_texts_of_their_tokens_unless_the_token_ex
         m = monitors(tmp_path / str(is_on), config=config, decode_token=lambda token_id: f"<{token_id}>")
         rollout = make_rollout(turns=(((1, 2), (3,)),))
         m.log_rollouts(1, [rollout])
-        rollout.bucket, rollout.training = Bucket.TRAINED, Training.APPLIED
+        rollout.bucket, rollout.training, rollout.is_frozen = Bucket.TRAINED, Training.APPLIED, True
         rollout.packed = [PackedSample(0, 3, np.float32([0, 0, -0.25]))]
         m.update_rollouts(1, [rollout])
         m.close()

@@ -41,6 +41,7 @@ def test_a_trained_rollout_shows_the_task_the_messages_and_every_stream() -> Non
     rollout = Rollout(TASK, "g", 1, 4, nodes=nodes, reward=1.0, samples=[sample(nodes)], bucket=Bucket.TRAINED, stop_reason="done")
     rollout.training = Training.APPLIED
     rollout.assign_advantages(0.25)
+    rollout.is_frozen = True
     record = rollout_record(12, rollout)
     assert (record["step"], record["env"], record["task"], record["member"]) == (12, "add", {"id": "t1", "question": "1+1="}, 1)
     assert (record["reward"], record["error"], record["bucket"], record["text"]) == (1.0, None, "trained", "2")

@@ -14,7 +14,7 @@ from tests.builders import make_node, make_rollout, make_sample
 
 def trained(rollout: Rollout, *, training: Training = Training.APPLIED) -> Rollout:
     """Return a rollout as it is after its step, with credit 1 where its algorithm gave none."""
-    rollout.bucket, rollout.training = Bucket.TRAINED, training
+    rollout.bucket, rollout.training, rollout.is_frozen = Bucket.TRAINED, training, True
     for sample in rollout.samples:
         sample.advantages = np.ones(len(sample), np.float32) if sample.advantages is None else sample.advantages
     return rollout
@@ -80,6 +80,11 @@ def test_weights_are_what_the_loss_multiplies_by(streams, expected) -> None:
     assert branch["weights"] == {name: values for name, values in expected.items() if any(values)}
     is_trained = [any(values[t] for values in expected.values()) for t in range(5)]
     assert [why is None for why in branch["why_untrained"]] == is_trained
+
+
+def test_a_rollout_that_no_algorithm_was_done_with_has_no_weights() -> None:
+    (branch,) = rollout_record(1, of_bucket(Bucket.UNSCORED, reward=None))["samples"]
+    assert branch["weights"] == {} and branch["loss_mask"] == [0, 0, 1]
 
 
 def of_bucket(bucket: str, **settings) -> Rollout:

@@ -12,7 +12,7 @@ from jaxrl.orchestrator.algo.rae import RAE
 from jaxrl.orchestrator.algo.reinforce import Reinforce
 from jaxrl.orchestrator.algo.rloo import RLOO
 from jaxrl.orchestrator.algo.sft import SFT
-from jaxrl.orchestrator.ports import ScoringPool
+from jaxrl.orchestrator.ports import ScoringPolicy
 
 ALGORITHM_CLASSES: dict[str, type[Algorithm]] = {
     "grpo": GRPO,
@@ -27,7 +27,7 @@ ALGORITHM_CLASSES: dict[str, type[Algorithm]] = {
 """Algorithm by the `type` of its config."""
 
 
-def build_algorithm(config: AlgorithmConfig, policy_pool: ScoringPool, context: AlgorithmContext | None = None) -> Algorithm:
+def build_algorithm(config: AlgorithmConfig, policy_pool: ScoringPolicy, context: AlgorithmContext | None = None) -> Algorithm:
     """Return the algorithm that `config` describes.
 
     Args:

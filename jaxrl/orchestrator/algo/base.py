@@ -20,7 +20,7 @@ from jaxrl.inference.frozen import FrozenPool, connect_frozen_pool
 from jaxrl.inference.rendering import Renderer
 from jaxrl.inference.vocabulary import vocabulary_difference
 from jaxrl.orchestrator.algo.routing import check_streams, fold_coefficients, stamp_loss_routing
-from jaxrl.orchestrator.ports import ScoringPool
+from jaxrl.orchestrator.ports import ScoringPolicy
 from jaxrl.types import OPTIONAL_STREAMS, Boundary, Rollout
 
 DRIVERS = ("finalize_rollout", "finalize_group")
@@ -61,7 +61,7 @@ class Algorithm:
             name = f"{cls.__name__}.{overridden[0]}"
             raise TypeError(f"`{name}` overrides a driver; override `score_rollout` or `score_group` instead")
 
-    def __init__(self, config: AlgorithmConfig, policy_pool: ScoringPool, context: AlgorithmContext | None = None) -> None:
+    def __init__(self, config: AlgorithmConfig, policy_pool: ScoringPolicy, context: AlgorithmContext | None = None) -> None:
         self.config = config
         self.policy_pool = policy_pool
         self.context = context or AlgorithmContext()

@@ -55,10 +55,9 @@ class OPSD(Algorithm):
     async def score_rollout(self, rollout: Rollout) -> None:
         """Let the policy score the very ids of every branch, after the hint."""
         hint_ids = await asyncio.to_thread(self.hint_ids, self.demonstration_of(rollout))
-        version = getattr(self.policy_pool, "version", None)
+        version = self.policy_pool.version
         await score_branches(self.policy_pool, rollout, context_ids=hint_ids, bos_id=self.renderer.bos_id, window=self.context.window)
-        if version is not None:
-            rollout.metrics[REF_VERSION] = float(version)
+        rollout.metrics[REF_VERSION] = float(version)
 
     def demonstration_of(self, rollout: Rollout) -> str:
         """Return the demonstration of a rollout's task.

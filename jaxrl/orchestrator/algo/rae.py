@@ -11,7 +11,7 @@ from jaxrl.config.algorithm import LossType, RAEConfig
 from jaxrl.errors import EnvError
 from jaxrl.orchestrator.algo.advantage import baseline_advantages, checked_baseline, decayed_baseline
 from jaxrl.orchestrator.algo.base import Algorithm, AlgorithmContext, assign_each
-from jaxrl.orchestrator.ports import ScoringPool
+from jaxrl.orchestrator.ports import ScoringPolicy
 from jaxrl.types import Rollout
 
 DEFAULT_AGENT = "policy"
@@ -32,7 +32,7 @@ class RAE(Algorithm):
     config: RAEConfig
     action_loss_type: ClassVar[LossType] = "rl"
 
-    def __init__(self, config: RAEConfig, policy_pool: ScoringPool, context: AlgorithmContext | None = None) -> None:
+    def __init__(self, config: RAEConfig, policy_pool: ScoringPolicy, context: AlgorithmContext | None = None) -> None:
         super().__init__(config, policy_pool, context)
         self.baselines: dict[str, float] = {}
         """Decayed mean reward by agent; an agent that is not here was not met and has 0."""

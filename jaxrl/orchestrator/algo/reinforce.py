@@ -10,7 +10,7 @@ import numpy as np
 from jaxrl.config.algorithm import LossType, ReinforceConfig
 from jaxrl.orchestrator.algo.advantage import baseline_advantages, checked_baseline, decayed_baseline
 from jaxrl.orchestrator.algo.base import Algorithm, AlgorithmContext, assign_each
-from jaxrl.orchestrator.ports import ScoringPool
+from jaxrl.orchestrator.ports import ScoringPolicy
 from jaxrl.types import Rollout
 
 
@@ -28,7 +28,7 @@ class Reinforce(Algorithm):
     config: ReinforceConfig
     action_loss_type: ClassVar[LossType] = "rl"
 
-    def __init__(self, config: ReinforceConfig, policy_pool: ScoringPool, context: AlgorithmContext | None = None) -> None:
+    def __init__(self, config: ReinforceConfig, policy_pool: ScoringPolicy, context: AlgorithmContext | None = None) -> None:
         super().__init__(config, policy_pool, context)
         self.baseline = 0.0
         """Decayed mean of the groups' mean rewards."""

@@ -51,7 +51,7 @@ def test_an_answer_that_is_no_mathematics_is_an_error_and_no_zero(answer: str | 
 
 async def test_it_scores_an_environments_replies_in_a_worker_process(tmp_path: Path) -> None:
     path = tmp_path / "questions.jsonl"
-    path.write_text('{"question": "a?", "answer": "1/2"}\n{"question": "b?", "answer": " "}\n')
+    path.write_text('{"question": "a?", "answer": "1/2"}\n{"question": "b?", "answer": "?"}\n')
     config = QuestionsEnvConfig(path=str(path), split="all", reward=MathVerifyRewardConfig())
     rollouts = []
     with contextlib.closing(build_environment(config)) as env:
@@ -60,4 +60,4 @@ async def test_it_scores_an_environments_replies_in_a_worker_process(tmp_path: P
             await play_rollout(env, rollouts[-1], open_session(saying("it is 0.5"), rollouts[-1]), 60.0)
     assert rollouts[0].reward == 1.0 and rollouts[0].failure is None
     assert rollouts[1].failure is not None and rollouts[1].failure.boundary is Boundary.GRADER
-    assert "raised ValueError: the task's `answer` ' ' cannot be read as mathematics" in rollouts[1].failure.message
+    assert "raised ValueError: the task's `answer` '?' cannot be read as mathematics" in rollouts[1].failure.message

@@ -103,6 +103,15 @@ async def test_every_branch_gets_the_logprob_of_each_of_its_own_ids_and_no_credi
         assert sample.ref_kl_weights.tolist() == [0, 0, 0, 1, 1] and sample.rl_weights.tolist() == [0] * 5
 
 
+async def test_an_answer_of_one_token_is_taught_too() -> None:
+    rollout = make_rollout(1.0, turns=(((20,), (2,)),))
+    async with taught(FakeModel(tokenizer=renderer())) as (_, algorithm):
+        await algorithm.finalize_rollout(rollout)
+        await algorithm.finalize_group([rollout])
+    (sample,) = rollout.samples
+    assert sample.ref_logprobs.tolist() == [0.0, logprob(2, 1)] and sample.ref_kl_weights.tolist() == [0.0, 1.0]
+
+
 async def test_the_numbers_are_the_same_in_any_company_and_no_more_are_asked_for_at_once_than_the_teacher_allows() -> None:
     model = FakeModel(tokenizer=renderer())
     rollouts = [forked_rollout(num_branches) for num_branches in (30, 1, 7)]
