@@ -133,8 +133,7 @@ def resolved_weights(sample: TrainingSample, members: Members) -> dict[str, np.n
       >>> zeros = np.zeros(3, np.float32)
       >>> sample = TrainingSample(token_ids=np.arange(3, dtype=np.int32), loss_mask=np.array([False, True, True]), env_name="toy",
       ...                         inference_logprobs=zeros, temperatures=zeros + 1, ce_weights=np.float32([0, 0, 0.5]))
-      >>> members = component_members(sample.loss_mask, None, sample.ce_weights, None, np.ones(3, bool))
-      >>> {name: weights.tolist() for name, weights in resolved_weights(sample, members).items()}
+      >>> {name: weights.tolist() for name, weights in resolved_weights(sample, sample.members()).items()}
       {'rl': [0, 1, 1], 'ce': [0.0, 0.0, 0.5]}
     """
     streams = {"rl": sample.rl_weights, "ce": sample.ce_weights, "ref_kl": sample.ref_kl_weights}
