@@ -1,4 +1,4 @@
-"""Which part of a run an exception comes from: a name that is written on it where that part begins.
+"""Which part of a run an exception comes from: a name that is written on it where that part begins. And at which line it was raised.
 
 In: a block or an exception, and the name of a component. Out: the same exception, named. A name is never guessed from a
 traceback; what is done with it (`monitors.crash`) is not known here.
@@ -7,7 +7,11 @@ traceback; what is done with it (`monitors.crash`) is not known here.
 from __future__ import annotations
 
 import contextlib
+import os
+import sysconfig
+import traceback
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TypeVar
 
 Error = TypeVar("Error", bound=BaseException)
@@ -17,6 +21,8 @@ START_UP = "start-up"
 
 _COMPONENT = "_jaxrl_component"
 _MAX_CAUSES = 8
+_LIBRARIES = tuple({sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+_OURS = str(Path(__file__).parent) + os.sep
 
 
 def blame(error: Error, component: str) -> Error:
@@ -60,3 +66,16 @@ def causes_of(error: BaseException) -> list[BaseException]:
         chain.append(part)
         part = part.exceptions[0] if isinstance(part, BaseExceptionGroup) else part.__cause__
     return chain
+
+
+def place_of(error: BaseException) -> str:
+    """Return the file, line and function in which somebody's code raised an exception; empty if it was never raised.
+
+    That is the innermost one that belongs to no library, nor to jaxrl; or else the innermost one of jaxrl.
+    """
+    frames = traceback.extract_tb(causes_of(error)[-1].__traceback__ if isinstance(error, BaseExceptionGroup) else error.__traceback__)
+    ours = [frame for frame in frames if frame.filename.startswith(_OURS)]
+    theirs = [frame for frame in frames if frame not in ours and not frame.filename.startswith((*_LIBRARIES, "<"))]
+    for frame in (theirs or ours)[-1:]:
+        return f"{Path(frame.filename).name}, line {frame.lineno}, in {frame.name}"
+    return ""

@@ -6,7 +6,7 @@ the environment itself can judge, such as the parameters of a dataset, is checke
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -79,6 +79,9 @@ class ExampleConfig(Section):
 
 class EnvBase(Section):
     """What every environment has, whatever its type."""
+
+    demonstration_setting: ClassVar[str | None] = None
+    """Name of the setting that says where in a task its demonstration is, if there is one."""
 
     type: str
     """Tag of the environment; each environment fixes its own."""
@@ -156,6 +159,8 @@ class ReasoningGymEnvConfig(EnvBase):
 class QuestionsEnvConfig(EnvBase):
     """Single-turn questions from a file of yours: one JSON object a line (JSONL), with a question and its answer."""
 
+    demonstration_setting: ClassVar[str | None] = "demonstration_key"
+
     type: Literal["questions"] = "questions"
     """Which environment: `reasoning_gym`, `questions` or `reverse_text`."""
     path: str = Field(min_length=1)
@@ -165,7 +170,8 @@ class QuestionsEnvConfig(EnvBase):
     answer_key: str = Field(default="answer", min_length=1)
     """Key of the answer: text, or a number, which is taken as it is written. Under a `python` reward a row may have none."""
     demonstration_key: str = Field(default="demonstration", min_length=1)
-    """Key of a reply to learn from, as the policy should write it; a row may have none. `answer` takes the answer itself."""
+    """Key of a reply to learn from, as the policy should write it; a row may have none. `answer` takes the answer itself. What
+    stands under `demonstration`, if that is not the key, is left out."""
     id_key: str = Field(default="id", min_length=1)
     """Key of a name of the row that no other row has; a row without one is named by a hash of its question."""
     difficulty_key: str = Field(default="difficulty", min_length=1)

@@ -368,7 +368,7 @@ def _explain(error: ErrorDetails, root: type[Section], table: dict[str, Any], se
     near = _did_you_mean(value, [str(v) for o in alternatives(annotation) if get_origin(o) is Literal for v in get_args(o)])
     default = default_of(field) if field is not None else None
     hint = "" if default is None or isinstance(default, Section | list) else f"; the default is {default!r}"
-    return f"`{key}`={text} (from {origin}): expected {_expected(annotation, field)}{near or hint}"
+    return f"`{key}`={text} (from {origin}): expected {_expected(annotation, field, redact(value, str(path[-1])))}{near or hint}"
 
 
 def _with_full_key(message: str, path: KeyPath, annotation: Any) -> str:
@@ -415,8 +415,8 @@ def _locate(
     return path, section, field, annotation
 
 
-def _expected(annotation: Any, field: FieldInfo | None = None) -> str:
-    """Say in words what a field takes."""
+def _expected(annotation: Any, field: FieldInfo | None = None, value: Any = None) -> str:
+    """Say in words what a field takes; a string, in place of a list of them, is shown as one."""
     names = {int: "an integer", float: "a number", bool: "true or false", str: "a string", type(None): "null", Any: "a value"}
     words: list[str] = []
     sections = section_types(annotation)
@@ -424,7 +424,9 @@ def _expected(annotation: Any, field: FieldInfo | None = None) -> str:
         if get_origin(option) is Literal:
             words.append("one of " + ", ".join(repr(v) for v in get_args(option)))
         elif get_origin(option) is list:
-            words.append("a list of tables" if section_types(item_of(option)) else 'a list, such as \'["a", "b"]\'')
+            is_item = isinstance(value, str) and str in alternatives(item_of(option))
+            example = json.dumps([value] if is_item else ["a", "b"], ensure_ascii=False)
+            words.append("a list of tables" if section_types(item_of(option)) else f"a list, such as '{example}'")
         elif len(sections) > 1 and option in sections:
             words.append("a table whose `type` is one of " + ", ".join(repr(s.model_fields["type"].default) for s in sections))
         else:

@@ -11,7 +11,7 @@ from jaxrl.config.load import build_parser, load_config_aloud, parse_cli
 from jaxrl.doctor.demonstrations import check_demonstrations
 from jaxrl.doctor.endpoint import check_endpoint
 from jaxrl.doctor.examination import Examination
-from jaxrl.doctor.finding import Finding, Level, bad
+from jaxrl.doctor.finding import Finding, Level
 from jaxrl.doctor.memory import check_memory
 from jaxrl.doctor.model import check_head, check_model
 from jaxrl.doctor.parity import check_logprobs, check_parity
@@ -45,7 +45,7 @@ CHECKS: dict[str, Callable[[Examination], Finding]] = {
 DEFAULT_CHECKS = tuple(name for name in CHECKS if name != "resume")
 """What runs without `--check`: everything but `resume`, which trains."""
 
-_STYLES = {Level.GOOD: "green", Level.WARNING: "yellow", Level.BAD: "red"}
+_STYLES = {Level.GOOD: "green", Level.SKIPPED: "dim", Level.WARNING: "yellow", Level.BAD: "red"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -62,15 +62,30 @@ def main(argv: Sequence[str] | None = None) -> int:
         messages.configuration_error(error)
         return 2
     is_good = True
+    told_by: dict[str, str] = {}
     with Examination(config) as exam:
         for name in command.flags.check or DEFAULT_CHECKS:
-            try:
-                finding = CHECKS[name](exam)
-            except JaxrlError as error:
-                finding = bad(str(error))
-            except Exception as error:  # what a check cannot stand is told as well, and the others still run
-                finding = bad(f"the check itself failed with {type(error).__name__}: {error}")
+            finding = _look(name, exam, told_by)
             is_good &= finding.is_good
             out.print(f"{finding.level:4} {name:15}", style=_STYLES[finding.level], end="")
             out.print(finding.text, markup=False, soft_wrap=True)
     return 0 if is_good else 1
+
+
+def _look(name: str, exam: Examination, told_by: dict[str, str]) -> Finding:
+    """Run one check; what it cannot stand is told as well, so that the others still run.
+
+    Args:
+      name: the check.
+      exam: the run.
+      told_by: which check was the first to fail with an error; one that fails with the same needs the same and is skipped.
+    """
+    try:
+        return CHECKS[name](exam)
+    except Exception as raised:
+        error: BaseException = raised
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    text = str(error) if isinstance(error, JaxrlError) else f"the check itself failed with {type(error).__name__}: {error}"
+    first = told_by.setdefault(text, name)
+    return Finding(Level.BAD, text) if first == name else Finding(Level.SKIPPED, f"it needs what failed in the check of {first}")

@@ -47,10 +47,11 @@ def check_demonstrations(exam: Examination) -> Finding:
 def _look_at_replies(exam: Examination, env: Environment) -> Finding:
     """Render demonstrations as a run does, and have them scored."""
     tasks = env.tasks()
-    missing = [str(spec["id"]) for spec in tasks if env.demonstration(spec) is None]
+    missing = [spec for spec in tasks if env.demonstration(spec) is None]
     text = f"env {env.name!r}: {len(tasks) - len(missing)} of {len(tasks)} tasks have a demonstration"
     if missing:
-        return verdict(text, [f"{missing[0]!r} has none: rollouts of such tasks fail; leave them out"], [])
+        asked = f" ({missing[0]['question'][:60]!r})" if "question" in missing[0] else ""
+        return verdict(text, [f"{missing[0]['id']!r}{asked} has none: rollouts of such tasks fail; leave them out"], [])
     rollouts = asyncio.run(_play_demonstrations(exam, env))
     # A scorer that is slow or fails is looked at by another check; the tokens are there all the same.
     failures = [rollout.failure for rollout in rollouts if rollout.failure is not None]

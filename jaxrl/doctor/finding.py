@@ -12,6 +12,8 @@ class Level(StrEnum):
 
     GOOD = "ok"
     """As it should be."""
+    SKIPPED = "skip"
+    """Not looked at: what it needs is wrong, as another check has told."""
     WARNING = "warn"
     """The run works, but something is worth knowing or changing."""
     BAD = "FAIL"

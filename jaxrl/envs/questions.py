@@ -21,23 +21,35 @@ from jaxrl.envs.single_turn import SingleTurnEnvironment
 from jaxrl.envs.splits import question_id, split_of
 from jaxrl.errors import ConfigError
 
+MAX_SHOWN_REPEATS = 3
+"""Pairs of rows that are one task which a message lists."""
+
 
 def questions_environment(config: QuestionsEnvConfig) -> SingleTurnEnvironment:
     """Read the file, keep the questions of the split, and build the environment.
 
     Raises:
-      ConfigError: the file cannot be read, a row is not what it should be (file and line are named), two rows have one
-        name, or the split is empty.
+      ConfigError: the file cannot be read, a row is not what it should be (file and line are named), rows have one name, a key
+        names no column, or the split is empty.
     """
     where = f"env {env_name(config)!r}: `path`={config.path!r}"
     specs: list[TaskSpec] = []
     line_of_id: dict[str, int] = {}
+    repeats: list[str] = []
+    found: dict[str, None] = {}
     for number, row in _rows(config, where):
+        found |= dict.fromkeys(row)
         spec = _spec(row, config, f"{where}, line {number}")
         if (first := line_of_id.setdefault(spec["id"], number)) != number:
-            raise ConfigError(f"{where}: lines {first} and {number} {_same(spec, row, config)}")
+            repeats.append(f"lines {first} and {number} {_same(spec, row, config)}")
         if config.split in ("all", split_of(spec["question"], config.heldout_frac)):
             specs.append(spec)
+    if repeats:
+        remedy = f"remove one of each pair, or give every row a name of its own under {config.id_key!r} (`id_key`)"
+        raise ConfigError(f"{where}: {_listed(repeats)}; {remedy}")
+    for name, key in _columns(config).items():
+        if line_of_id and key not in found and key != name:
+            raise ConfigError(f"{where}: no row has a column {key!r} (`{name}_key`); the columns are {', '.join(map(repr, found))}")
     if not specs:
         reason = f"none of its {len(line_of_id)} questions is in split {config.split!r} with `heldout_frac`={config.heldout_frac}"
         raise ConfigError(f"{where}: {reason if line_of_id else 'the file has no rows'}")
@@ -62,6 +74,9 @@ def _rows(config: QuestionsEnvConfig, where: str) -> Iterator[tuple[int, dict[st
             for number, line in enumerate(lines, start=1):
                 if line.strip():
                     yield number, _row(line, columns, f"{where}, line {number}")
+    except FileNotFoundError:
+        hint = "" if Path(config.path).is_absolute() else f"; paths are seen from where the run is started, which is {str(Path.cwd())!r}"
+        raise ConfigError(f"{where}: there is no such file{hint}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{where}: cannot read the file: {error}; it must be text in UTF-8, one JSON object a line") from error
 
@@ -113,11 +128,13 @@ def _spec(row: dict[str, Any], config: QuestionsEnvConfig, where: str) -> TaskSp
             f"{where}: no answer under {columns['answer']!r} (`answer_key`); the row has {sorted(row)}. Only a `reward` of type 'python' "
             "can do without"
         )
-    rest = {key: value for key, value in row.items() if key not in columns.values()}
+    # Which reply is learned from may change from run to run, so a file may hold several, one of them under that very name.
+    rest = {key: value for key, value in row.items() if key not in (*columns.values(), "demonstration")}
     if clash := sorted(rest.keys() & known.keys()):
         name = clash[0]
         raise ConfigError(
-            f"{where}: besides `{name}_key`={columns[name]!r} there is a column {name!r}, for which specs have no name left; rename it"
+            f"{where}: `{name}_key`={columns[name]!r} makes that column the task's {name!r}, and another one is called {name!r}, for which "
+            "the task has no name left; rename that one in the file"
         )
     known["id"] = known["id"] or question_id(str(known["question"]))
     return {name: value for name, value in known.items() if value is not None} | rest
@@ -132,9 +149,12 @@ def _text(row: dict[str, Any], name: str, key: str, where: str) -> str | None:
 
 
 def _same(spec: TaskSpec, row: dict[str, Any], config: QuestionsEnvConfig) -> str:
-    if row.get(config.id_key) is not None:
-        return f"have one name under {config.id_key!r} (`id_key`): {spec['id']!r}; give each row its own"
-    return f"ask one question: {spec['question'][:80]!r}; remove one of them, or name both under {config.id_key!r} (`id_key`)"
+    return f"have one name, {spec['id']!r}" if row.get(config.id_key) is not None else f"ask one question, {spec['question'][:80]!r}"
+
+
+def _listed(repeats: list[str]) -> str:
+    more = len(repeats) - MAX_SHOWN_REPEATS
+    return ", ".join(repeats[:MAX_SHOWN_REPEATS]) + (f", and {more} more such pair(s)" if more > 0 else "")
 
 
 def _shown(value: Any) -> str:

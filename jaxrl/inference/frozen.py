@@ -16,6 +16,7 @@ tokens' is `NO_VERSION`, and nothing ever goes stale. No cache salt is sent: pre
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -30,6 +31,8 @@ from jaxrl.inference.endpoint import ChatReply, ChatRequest, Endpoint, EndpointH
 from jaxrl.inference.http import HttpEndpoint
 from jaxrl.inference.pool import health_of_all
 from jaxrl.inference.wire import check_key
+
+logger = logging.getLogger(__name__)
 
 COOL_DOWN_S = 15.0
 """How long an endpoint that failed is left alone before it is probed."""
@@ -259,6 +262,13 @@ class FrozenPool:
         return "; ".join(f"{state.name}: {state.failure or 'well'}" for state in self._endpoints)
 
     def _leave_alone(self, state: _EndpointState, failure: str) -> None:
+        if not state.failure:
+            others = sum(not other.failure for other in self._endpoints) - 1
+            who = f"{others} other servers take its requests" if others else "requests wait for it"
+            logger.warning(
+                "frozen model %r: %s does not answer: %s; %s, and it is asked again every %g s", self.name, state.name, failure, who,
+                self._cool_down_s,
+            )  # fmt: skip
         state.failure, state.probe_at = failure, self._clock() + self._cool_down_s
 
     def _probe(self, state: _EndpointState) -> asyncio.Task[None]:
@@ -276,6 +286,7 @@ class FrozenPool:
             self._leave_alone(state, str(error) or type(error).__name__)
         else:
             state.failure = ""
+            logger.warning("frozen model %r: %s answers again", self.name, state.name)
 
 
 def connect_frozen_pool(config: FrozenModelConfig, environ: Mapping[str, str] = os.environ) -> FrozenPool:

@@ -20,11 +20,11 @@ from jaxrl.config.run import RunConfig
 from jaxrl.envs.base import Environment
 from jaxrl.errors import ConfigError
 from jaxrl.inference.frozen import api_key
-from jaxrl.inference.pool import PolicyPool
 from jaxrl.inference.rendering import Renderer
 from jaxrl.orchestrator.algo import AlgorithmContext, build_algorithm
+from jaxrl.orchestrator.connections import UnservedPolicy, probe
 from jaxrl.orchestrator.sampler import Sampler, TrainEnv
-from jaxrl.orchestrator.sources import DemonstrationSource, FrozenSource, PolicySource, Source
+from jaxrl.orchestrator.sources import DemonstrationSource, FrozenSource, LivePool, PolicySource, Source
 from jaxrl.tasks import build_task_sampler
 
 
@@ -33,7 +33,7 @@ class EnvironmentBuilder:
     """Wires the training environments of one run."""
 
     config: RunConfig
-    pool: PolicyPool
+    pool: LivePool
     """The policy."""
     renderer: Renderer
     """With the policy's tokenizer."""
@@ -58,6 +58,11 @@ class EnvironmentBuilder:
                 sampler=Sampler(env, self._source(env_config, env), env_config.rollout_deadline_s),
                 algorithm=build_algorithm(settings.algo_of(env_config), self.pool, context),
             )
+
+    def build_all(self, envs: Sequence[Environment]) -> list[TrainEnv]:
+        """Return all environments of the run, wired, in the order of its configuration."""
+        configured = zip(self.config.orchestrator.train.env, envs, strict=True)
+        return [self.build(index, env_config, env) for index, (env_config, env) in enumerate(configured)]
 
     def _source(self, env_config: EnvBase, env: Environment) -> Source:
         config, sampling = self.config, self.config.orchestrator.sampling_of(env_config)
@@ -88,9 +93,27 @@ def check_sources(config: RunConfig, train: Sequence[Environment]) -> None:
     for index, (env_config, env) in enumerate(zip(config.orchestrator.train.env, train, strict=True)):
         algo = config.orchestrator.algo_of(env_config)
         if algo.sampling.source == DEMONSTRATIONS and all(env.demonstration(spec) is None for spec in env.tasks()):
+            setting = env_config.demonstration_setting
+            remedy = "an environment that knows its answers"
+            if setting is not None:
+                held = ", ".join(repr(key) for key in dict.fromkeys(key for spec in env.tasks() for key in spec))
+                key = f"`orchestrator.train.env.{index}.{setting}`={getattr(env_config, setting)!r}"
+                remedy = f"name in {key} the column that holds it: there are {held}"
             raise ConfigError(
                 f"`{key_of(index, env_config, 'algo')}.sampling.source`='demonstrations', but none of the {len(env.tasks())} tasks of env "
-                f"{env_name(env_config)!r} has a demonstration; use a frozen model as `source`, or an environment that knows its answers"
+                f"{env_name(env_config)!r} has a demonstration; use a frozen model as `source`, or {remedy}"
             )
         for key, model in algo.frozen_models.items():
             api_key(model.api_key_var, os.environ, f"{key_of(index, env_config, 'algo')}.{key}.api_key_var")
+
+
+async def probe_environments(config: RunConfig, renderer: Renderer, train: Sequence[Environment]) -> None:
+    """Find, before there is a device, what setting the environments up would find after compiling and no waiting can mend.
+
+    Such are a frozen model that is not served under its name, refuses the key or has too short a window, a chat template that an algorithm
+    cannot use, and an algorithm that nobody registered.
+
+    Raises:
+      JaxrlError: as set-up would.
+    """
+    await probe(EnvironmentBuilder(config, UnservedPolicy(), renderer, asyncio.Semaphore(1)).build_all(train))

@@ -33,7 +33,7 @@ from jaxrl.inference.pool import PolicyPool
 from jaxrl.inference.rendering import Renderer
 from jaxrl.launch.arrays import ArrayArm, array_arm, check_sizes
 from jaxrl.launch.compile_cache import use_compile_cache
-from jaxrl.launch.environments import EnvironmentBuilder, check_sources
+from jaxrl.launch.environments import EnvironmentBuilder, check_sources, probe_environments
 from jaxrl.launch.side_by_side import ctrl_c, ended_at_once, in_thread, side_by_side
 from jaxrl.models import build_mesh
 from jaxrl.monitors import MonitorSet
@@ -43,7 +43,7 @@ from jaxrl.monitors.logs import Redactor, RunLog, logging_to, secrets_in
 from jaxrl.monitors.terminal import EngineMeter
 from jaxrl.orchestrator.orchestrator import Orchestrator
 from jaxrl.orchestrator.ports import Evaluate
-from jaxrl.trainer.checkpoint import Checkpointer
+from jaxrl.trainer.checkpoint import Checkpointer, complete_steps
 from jaxrl.trainer.loop import Trainer
 from jaxrl.transport.memory import InProcessChannel
 
@@ -89,7 +89,7 @@ def launch(
       JaxrlError: the first failure of any part. If a step is saved, the log says which one and how to resume.
     """
     run_dir = config.run_dir
-    check_run_folder(run_dir, resume=resume)
+    check_run_folder(run_dir, resume=resume, has_checkpoint=lambda: bool(complete_steps(run_dir / "checkpoints")))
     renderer, train, heldout = build_worlds(config)
     check_sizes(config)
     refuse_many_processes()
@@ -109,6 +109,7 @@ def launch(
         monitors = _open_monitors(config, log, start_step, mesh, renderer)
         stack.callback(monitors.close)
         stack.enter_context(ended_at_once(lambda error: crash.write(blame(error, _where(monitors))), monitors.abandon))
+        asyncio.run(probe_environments(config, renderer, train))
         cache = use_compile_cache(is_on=config.run.compile_cache, directory=config.run.compile_cache_dir)
         arm = stack.enter_context(array_arm(config, renderer, mesh, monitors.progress, checkpointer, start_step))
         monitors.note(start_up=arm.start_up | {"compile_cache": None if cache is None else str(cache)})
@@ -246,10 +247,9 @@ def _build_orchestrator(
 ) -> Orchestrator:
     # Twice the slots keep the engine full while some rollouts are with their environments.
     builder = EnvironmentBuilder(config, pool, renderer, asyncio.Semaphore(2 * config.engine.num_slots))
-    configured = zip(config.orchestrator.train.env, train, strict=True)
     return Orchestrator(
         config.orchestrator,
-        [builder.build(index, env_config, env) for index, (env_config, env) in enumerate(configured)],
+        builder.build_all(train),
         pool=pool,
         channel=channel,
         pack=functools.partial(

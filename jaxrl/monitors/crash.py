@@ -27,6 +27,8 @@ from jaxrl.monitors.logs import RunLog, text_of
 logger = logging.getLogger(__name__)
 
 _REPORT = "_jaxrl_crash_report"
+_ENDED_WAITS = ("TimeoutError", "CancelledError")
+"""What Python raises where a wait ends; without words, it says nothing that the error above it does not."""
 
 
 def report_of(error: BaseException) -> dict[str, Any] | None:
@@ -163,15 +165,27 @@ def show(report: dict[str, Any], console: Console) -> None:
 
 def _summary(report: dict[str, Any]) -> list[str]:
     error = report["error"]
-    lines = [f"component: {report['component']}", f"{error['type']}: {error['message']}"]
-    lines += [f"caused by {cause['type']}: {cause['message']}" for cause in report["causes"]]
+    lines = [f"component: {report['component']}", f"{error['type']}: {error['message']}", *_causes(report)]
     step = report["last_reported_step"]
     lines.append("no step was finished by this process" if step is None else f"last finished step: {step}")
     return lines
 
 
+def _causes(report: dict[str, Any]) -> Iterator[str]:
+    """Yield the causes that say something new: not that a wait ended, nor what was said already."""
+    said = [report["error"]["message"]]
+    for cause in report["causes"]:
+        words = cause["message"].strip()
+        if words and not any(words in earlier for earlier in said):
+            said.append(words)
+            yield f"caused by {cause['type']}: {words}"
+        elif not words and cause["type"] not in _ENDED_WAITS:
+            yield f"caused by {cause['type']}"
+
+
 def _what_to_do(report: dict[str, Any]) -> list[str]:
     more = f"more in {report['run_dir']}/crash.txt and {report['run_dir']}/logs"
     if report["resume"] is None:
-        return ["no step is saved: mend the cause and start again", more]
+        anew = f"delete {report['run_dir']}, or choose another `run.name` or `run.output_dir`, and start again"
+        return [f"no step is saved: mend the cause, {anew}", more]
     return [f"step {report['saved_step']} is saved; resume with: {report['resume']}", more]

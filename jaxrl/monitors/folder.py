@@ -11,7 +11,7 @@ import fcntl
 import os
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from jaxrl.config.dump import dump_toml
@@ -19,8 +19,13 @@ from jaxrl.config.run import RunConfig
 from jaxrl.errors import ConfigError
 
 
-def check_run_folder(run_dir: Path, *, resume: bool) -> None:
+def check_run_folder(run_dir: Path, *, resume: bool, has_checkpoint: Callable[[], bool]) -> None:
     """Refuse to write over a run.
+
+    Args:
+      run_dir: the folder; it need not exist.
+      resume: the run in it is to go on.
+      has_checkpoint: says whether there is a complete one, so that the run could go on.
 
     Raises:
       ConfigError: the folder holds a run and `resume` is False.
@@ -28,10 +33,11 @@ def check_run_folder(run_dir: Path, *, resume: bool) -> None:
     metrics, checkpoints = run_dir / "metrics.jsonl", run_dir / "checkpoints"
     holds_run = (metrics.is_file() and metrics.stat().st_size > 0) or (checkpoints.is_dir() and any(checkpoints.iterdir()))
     if holds_run and not resume:
-        raise ConfigError(
-            f"the folder {run_dir} holds a run already; go on with it ({resume_command(run_dir)}), delete it, or choose another "
-            "`run.name` or `run.output_dir`"
-        )
+        if has_checkpoint():
+            ways = f"go on with it ({resume_command(run_dir)}), delete it, or choose another `run.name` or `run.output_dir`"
+        else:
+            ways = "no step of it is saved, so delete it, or choose another `run.name` or `run.output_dir`"
+        raise ConfigError(f"the folder {run_dir} holds a run already; {ways}")
 
 
 @contextlib.contextmanager

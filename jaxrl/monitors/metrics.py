@@ -19,6 +19,8 @@ POLICY_VERSION = "policy/version"
 STALENESS_MEAN = "policy/staleness_steps/mean"
 STALENESS_MAX = "policy/staleness_steps/max"
 MISMATCH_KL = "mismatch/kl/mean"
+CE_NLL_MEAN = "ce/nll/mean"
+REF_LOG_RATIO_MEAN = "ref_kl/log_ratio/mean"
 ADVANTAGE_MEAN = "advantage/mean"
 ADVANTAGE_MIN = "advantage/min"
 ADVANTAGE_MAX = "advantage/max"
@@ -65,8 +67,8 @@ MEANINGS: dict[str, str] = {
     "trust_region/rl/dropped_high_frac": "share of rl members dropped because their probability rose too far",
     "trust_region/rl/dropped_low_frac": "share of rl members dropped because their probability fell too far",
     "trust_region/ref_kl/dropped_frac": "share of ref_kl members that the trust region drops",
-    "ce/nll/mean": "mean negative logprob of ce members at temperature 1, in nats",
-    "ref_kl/log_ratio/mean": "mean of reference minus trainer logprob over ref_kl members",
+    CE_NLL_MEAN: "mean negative logprob of ce members at temperature 1, in nats",
+    REF_LOG_RATIO_MEAN: "mean of reference minus trainer logprob over ref_kl members",
     "entropy/mean": "mean entropy of the tempered policy on tokens of the loss mask, in nats",
     ADVANTAGE_MEAN: "mean over rollouts of their mean advantage",
     ADVANTAGE_MIN: "smallest of the rollouts' mean advantages",

@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import itertools
 import logging
-import math
 import os
 import sys
 import threading
@@ -27,6 +26,7 @@ from rich.table import Table
 from rich.text import Text
 
 from jaxrl.monitors import metrics
+from jaxrl.monitors.learning import Curve, Learning
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +48,6 @@ _SPEED_OVER_S = 3.0
 """The engine's speed is that of these last seconds."""
 
 _FIGURES: tuple[tuple[str, str, str], ...] = (
-    (metrics.REWARD_MEAN, "reward", ".3f"),
     (metrics.MISMATCH_KL, "mismatch KL", ".1e"),
     (metrics.COMPLETION_TOKENS_MEAN, "tokens/rollout", ".1f"),
     (metrics.GENERATED_TOKENS_PER_S, "generated tok/s", ",.0f"),
@@ -59,7 +58,7 @@ _FIGURES: tuple[tuple[str, str, str], ...] = (
     ("memory/host_rss_gib", "host GiB", ".2f"),
     ("memory/device_in_use_gib", "device GiB", ".2f"),
 )
-"""What a step shows: metric, label, format."""
+"""What a step shows beside what is learned: metric, label, format."""
 
 _EVAL_SCORES = ("success_rate", "mean_reward", "mean_completion_tokens", "truncated_frac")
 """What an evaluation shows, the first one also as a curve; all of its scores are in `metrics.jsonl`."""
@@ -120,7 +119,7 @@ class Terminal:
         self._first_step = self._step = first_step
         self._first_done = (first_step, self._started)
         self._values: Mapping[str, float] = {}
-        self._rewards: list[float] = []
+        self._learning = Learning()
         self._evals: dict[str, list[tuple[int, float]]] = {}
         self._phases: dict[str, _Phase] = {}
         self._seen_phases: set[str] = set()
@@ -148,11 +147,11 @@ class Terminal:
             if self._step == self._first_step:
                 self._first_done = (step, self._clock())
             self._step, self._values = step, values
-            if math.isfinite(values.get(metrics.REWARD_MEAN, math.nan)):
-                self._rewards.append(values[metrics.REWARD_MEAN])
+            self._learning.add(values)
+            figures = self._learning.figures(values, is_per_env=True) + _figures(values)
         if self._live is None:
             width = len(str(self._max_steps))
-            self._print(f"step {step:>{width}}/{self._max_steps}  " + "  ".join(f"{k} {v}" for k, v in _figures(values)))
+            self._print(f"step {step:>{width}}/{self._max_steps}  " + "  ".join(f"{k} {v}" for k, v in figures))
 
     def evaluation(self, step: int, env_name: str, scores: Mapping[str, float]) -> None:
         """Show the scores of an evaluation."""
@@ -240,10 +239,11 @@ class Terminal:
         num, first = self._step - self._first_step, self._first_step + 1
         which = f"{num} steps" + (f" of this start, from step {first}," if self._first_step else "")
         parts = [f"{which} in {_duration(self._clock() - self._started)}"]
-        if self._rewards:
-            edge = max(1, min(5, len(self._rewards) // 2))
-            first, last = sum(self._rewards[:edge]) / edge, sum(self._rewards[-edge:]) / edge
-            parts.append(f"reward {first:.3f} -> {last:.3f} (mean of {edge} first and last)")
+        for curve in self._learning.curves():
+            first, last, num = curve.ends()
+            parts.append(f"{curve.label} {first:.3f} -> {last:.3f} (mean of {num} first and last)")
+            if curve.label == "reward":
+                parts += _ends_of(self._learning.of_envs())
         for name, points in self._evals.items():
             if len(points) > 1:
                 parts.append(f"{name} {points[0][1]:.3f} -> {points[-1][1]:.3f}")
@@ -274,11 +274,13 @@ class Terminal:
                 head.add_row(Text(name, style="cyan"), bar, Text(amount.strip()))
             parts: list[RenderableType] = [head]
             parts += [Text(f"{label}  ", style="dim").append(_read(read)) for label, read in self._meters.items()]
-            if self._rewards:
-                parts.append(self._reward_line())
+            parts += map(self._curve_line, self._learning.curves())
+            if singles := _ends_of(self._learning.of_envs()):
+                parts.append(Text("; ".join(singles), style="green", overflow="ellipsis", no_wrap=True))
             parts += [self._eval_line(name, points) for name, points in self._evals.items()]
             if self._values:
-                parts.append(_figure_grid(_figures(self._values), self._console.width - _FRAME))
+                figures = self._learning.figures(self._values) + _figures(self._values)
+                parts.append(_figure_grid(figures, self._console.width - _FRAME))
             # An empty line when nothing is waited for: a view that changes its height flickers.
             parts.append(Text(self._status, style="yellow"))
         return Panel(Group(*parts), title=Text(f"jaxrl · {self._name}"), title_align="left", border_style="dim")
@@ -290,11 +292,11 @@ class Terminal:
             return None
         return (self._clock() - time_s) / (self._step - step) * (self._max_steps - self._step)
 
-    def _reward_line(self) -> Text:
-        label = f"reward from step {self._first_step + 1}  " if self._first_step else "reward  "
-        words = f"  {self._rewards[0]:.3f} -> {self._rewards[-1]:.3f}, best {max(self._rewards):.3f}"
+    def _curve_line(self, curve: Curve) -> Text:
+        label = f"{curve.label} from step {self._first_step + 1}  " if self._first_step else f"{curve.label}  "
+        words = f"  {curve.values[0]:.3f} -> {curve.values[-1]:.3f}, {curve.best}"
         width = max(8, min(_SPARK_WIDTH, self._console.width - _FRAME - len(label) - len(words)))
-        return Text(label).append(sparkline(self._rewards, width), style="green").append(words, style="bold")
+        return Text(label).append(sparkline(curve.values, width), style="green").append(words, style="bold")
 
     def _eval_line(self, name: str, points: Sequence[tuple[int, float]]) -> Text:
         shown = [f"{value:.3f} (v{step})" for step, value in points]
@@ -347,6 +349,10 @@ def _console_handlers() -> list[logging.StreamHandler]:
     """Return the root logger's handlers that write to this process's terminal."""
     handlers = logging.getLogger().handlers
     return [h for h in handlers if isinstance(h, logging.StreamHandler) and h.stream in (sys.stdout, sys.stderr)]
+
+
+def _ends_of(rewards: Sequence[Curve]) -> list[str]:
+    return ["reward of {} {:.3f} -> {:.3f}".format(curve.label, *curve.ends()[:2]) for curve in rewards]
 
 
 def _figures(values: Mapping[str, float]) -> list[tuple[str, str]]:

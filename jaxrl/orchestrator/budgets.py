@@ -60,6 +60,8 @@ class FailureBudget:
                 "env %r, task %r: a rollout failed at boundary %r, the first of its kind: %s: %.500s; others are in the rollout log only",
                 rollout.env_name, rollout.task.id, str(failure.boundary), failure.type, failure.message,
             )  # fmt: skip
+            if rollout.traceback:
+                logger.info("the traceback of that failure:\n%s", rollout.traceback.rstrip())
 
 
 def _spent(row: str, rollout: Rollout, is_live: bool) -> RunFailedError:
@@ -127,10 +129,11 @@ def _advice(tally: StepTally) -> str:
     sentences = []
     if tally.metrics().get(names.ZERO_SIGNAL_FRAC):
         sentences.append(
-            "Equal rewards in every group carry no signal: use tasks that the policy solves sometimes, or a larger "
-            "`orchestrator.group_size`"
+            "Equal rewards in every group carry no signal, and a group of one has no others: use tasks that the policy solves sometimes, "
+            "or a larger `orchestrator.group_size`"
         )
-    if any(bucket.startswith(filtered("")) for bucket in buckets):
+    # What carries no signal would train nothing, dropped or not.
+    if any(bucket.startswith(filtered("")) and bucket != filtered("zero_advantage") for bucket in buckets):
         sentences.append("What a filter drops too often, it may count only: set its `enforce` = false")
     if buckets[Bucket.UNSCORED]:
         sentences.append(

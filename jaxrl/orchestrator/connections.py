@@ -1,10 +1,12 @@
 """Opens and closes what the environments of a run connect to: frozen models that play or judge.
 
 In: the environments. Out: all of them set up, before the first rollout, or none; in the end every pool that they took on closed.
-The policy's pool is nobody's here: it belongs to whoever started the run.
+The policy's pool is nobody's here: it belongs to whoever started the run. What no waiting can mend is found by a probe, for which
+no policy need be served.
 
     who waits      for what                                            unblocked by            bounded by
-    the set-up     every sampler and every algorithm, all at once      the models' servers     its deadline; the run being stopped
+    the probe      every sampler and every algorithm, all at once      the models' servers     `PROBE_DEADLINE_S`
+    the set-up     the same                                            the same                its deadline; the run being stopped
     the close      every pool, all at once                             the pools               `CLOSE_DEADLINE_S` for each
 """
 
@@ -14,8 +16,11 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
 
-from jaxrl.blame import failing_in
-from jaxrl.errors import DeadlineError, RunFailedError
+import numpy as np
+
+from jaxrl.blame import causes_of, failing_in
+from jaxrl.errors import DeadlineError, EndpointDownError, EngineError, RunFailedError
+from jaxrl.inference.endpoint import EndpointHealth, GenerateRequest, Generation
 from jaxrl.orchestrator.algo import Algorithm
 from jaxrl.orchestrator.ports import ConnectedPool
 from jaxrl.orchestrator.sampler import Sampler, TrainEnv
@@ -24,8 +29,59 @@ logger = logging.getLogger(__name__)
 
 LOOK_S = 0.5
 """Between two looks at who is still being waited for, and whether the run is to stop."""
+PROBE_DEADLINE_S = 5.0
+"""How long a probe waits for a server: it holds up a start whose servers come later."""
 CLOSE_DEADLINE_S = 10.0
 """How long a pool may take to close."""
+
+
+class UnservedPolicy:
+    """In place of the policy's pool while no policy is served; whoever asks it is told so."""
+
+    version = 0
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        """Refuse."""
+        raise _NotServedError(f"request {request.request_id!r}: no policy is served yet")
+
+    async def score(self, token_ids: np.ndarray, temperature: float = 1.0) -> np.ndarray:
+        """Refuse."""
+        raise _NotServedError(f"{len(token_ids)} tokens to be scored at temperature {temperature:g}: no policy is served yet")
+
+    async def health(self) -> list[EndpointHealth]:
+        """Return nothing: there is no endpoint."""
+        return []
+
+    async def close(self) -> None:
+        """Do nothing."""
+
+
+class _NotServedError(EngineError):
+    """No policy is served yet."""
+
+
+async def probe(envs: Sequence[TrainEnv]) -> None:
+    """Set environments up once, all at the same time, to find what no waiting can mend; then close what they took on.
+
+    A server that does not answer in time is only warned of: it may start while the run compiles. An algorithm that asks the policy, which
+    need not be served, is taken for ready.
+
+    Args:
+      envs: environments that are used for nothing else.
+
+    Raises:
+      JaxrlError: the first failure, in the order of the environments.
+    """
+    parts = [(env.name, part) for env in envs for part in (env.sampler, env.algorithm)]
+    try:
+        outcomes = await asyncio.gather(*(_is_ready(*part) for part in parts), return_exceptions=True)
+    finally:
+        await close_all(envs)
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome
+    for name in dict.fromkeys(_names([part]) for part, is_ready in zip(parts, outcomes, strict=True) if not is_ready):
+        logger.warning("%s does not answer yet; the run waits for it after compiling, as long as its `ready_deadline_s` allows", name)
 
 
 async def set_up(envs: Sequence[TrainEnv], *, deadline_s: float, show: Callable[[str], None], is_stopping: Callable[[], bool]) -> None:
@@ -80,6 +136,19 @@ async def close_all(envs: Sequence[TrainEnv]) -> None:
     for env in envs:
         pools += [*env.sampler.connected_pools, *env.algorithm.connected_pools]
     await asyncio.gather(*map(_close, pools))
+
+
+async def _is_ready(env_name: str, part: Sampler | Algorithm) -> bool:
+    """Return whether a part could be set up by now; raise what is wrong with it, but for the policy that is missing."""
+    try:
+        async with asyncio.timeout(PROBE_DEADLINE_S):
+            await _set_up_part(env_name, part)
+    except (TimeoutError, EndpointDownError):
+        return False
+    except Exception as error:
+        if not any(isinstance(cause, _NotServedError) for cause in causes_of(error)):
+            raise
+    return True
 
 
 async def _set_up_part(env_name: str, part: Sampler | Algorithm) -> None:

@@ -44,6 +44,11 @@ def step_name(step: int) -> str:
     return f"step_{step:06d}"
 
 
+def complete_steps(directory: Path) -> list[int]:
+    """Return the steps that have a complete checkpoint in a directory, which need not exist, oldest first."""
+    return sorted(step for path in _entries(directory) if (step := _complete_step(path)) is not None)
+
+
 def free_bytes(directory: Path) -> int:
     """Return the bytes that can still be written into a directory."""
     return shutil.disk_usage(directory).free
@@ -108,7 +113,7 @@ class Checkpointer:
 
     def complete_steps(self) -> list[int]:
         """Return the steps that have a complete checkpoint, oldest first, from a scan of the directory."""
-        return sorted(step for path in self._entries() if (step := _complete_step(path)) is not None)
+        return complete_steps(self.directory)
 
     def latest_complete(self) -> int | None:
         """Return the step of the newest complete checkpoint, and log what was chosen and what was passed over.
@@ -214,7 +219,7 @@ class Checkpointer:
         return jax.tree.unflatten(treedef, [restored[STATE][name] for name in targets]), dict(restored[PARTS])
 
     def _entries(self) -> list[Path]:
-        return list(self.directory.iterdir()) if self.directory.is_dir() else []
+        return _entries(self.directory)
 
     def _remove_incomplete(self) -> None:
         """Delete what a killed save or deletion left behind; a run folder has one writer, so nobody is still at it."""
@@ -244,6 +249,10 @@ class Checkpointer:
             f"{self._free(existing)} free. Nothing was lost: the state is still in memory and {kept}. "
             "Free some space or make the directory writable"
         )
+
+
+def _entries(directory: Path) -> list[Path]:
+    return list(directory.iterdir()) if directory.is_dir() else []
 
 
 def _complete_step(path: Path) -> int | None:

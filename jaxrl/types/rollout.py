@@ -8,6 +8,7 @@ Turning nodes into samples is `batching.samples`' work.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -15,7 +16,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from jaxrl.errors import SampleError
+from jaxrl.blame import place_of
+from jaxrl.errors import JaxrlError, SampleError
 from jaxrl.types.sample import TrainingSample
 
 
@@ -81,7 +83,7 @@ class Failure:
     type: str
     """Name of the exception class."""
     message: str
-    """What the exception said."""
+    """What the exception said and, if nobody raised it on purpose, where."""
 
 
 Writer = Literal["policy", "frozen", "demonstrations"]
@@ -170,6 +172,8 @@ class Rollout:
     """What the environment gave; None if it could not score the rollout, or the rollout failed."""
     failure: Failure | None = None
     """Why it failed; None if it did not."""
+    traceback: str = ""
+    """Where a failure that nobody raised on purpose comes from, for the run's log; empty otherwise."""
     info: dict[str, Any] = field(default_factory=dict)
     """What the environment wants to tell algorithms and logs; JSON-like."""
     metrics: dict[str, float] = field(default_factory=dict)
@@ -269,8 +273,13 @@ class Rollout:
           kind: name of the failure; None takes the exception's class.
         """
         self.reward = None
-        if self.failure is None:
-            self.failure = Failure(boundary=boundary, type=kind or type(error).__name__, message=str(error) or repr(error))
+        if self.failure is not None:
+            return
+        message = str(error) or repr(error)
+        if isinstance(error, BaseException) and not isinstance(error, JaxrlError) and (place := place_of(error)):
+            message = f"{message} ({place})"
+            self.traceback = "".join(traceback.format_exception(error))
+        self.failure = Failure(boundary=boundary, type=kind or type(error).__name__, message=message)
 
     def assign_advantages(self, values: float | Sequence[float] | np.ndarray) -> None:
         """Write the rollout's credit into its samples' `advantages` streams.

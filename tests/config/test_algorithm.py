@@ -175,6 +175,8 @@ ALGO_ERRORS = [
     ("{type = 'opd', teacher = 'policy'}", ".teacher`='policy': the policy cannot be its own teacher"),
     ("{type = 'opd', teacher = 'big'}", ".teacher`='big': expected a table with `base_url` and `name`"),
     ("{type = 'opd', teacher = {name = 'big'}}", ".teacher.base_url` is missing"),
+    ("{type = 'opd', teacher = {name = 'big', base_url = 'http://h/v1'}}",
+     ".teacher.base_url`='http://h/v1': expected a list, such as '[\"http://h/v1\"]', not empty"),
     ("{type = 'opd', teacher = {name = 'big', base_url = []}}", ".teacher.base_url`=[]: expected a list, such as '[\"a\", \"b\"]', "
      "not empty"),
     ("{type = 'opd', teacher = {name = 'big', base_url = ['http://h:1']}}", ".teacher.base_url`: a base URL ends in /v1, got 'http://h:1'"),

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from jaxrl import doctor
+from jaxrl.doctor.examination import Examination
 from jaxrl.doctor.finding import Finding
-from tests.doctor.patients import ModelDir, lines_of
+from jaxrl.errors import ConfigError
+from tests.doctor.patients import ModelDir, lines_of, questions_config
 from tests.e2e.runs import ROOT, SMALL, small_arguments
 
 CHEAP = ("config", "tokenizer", "template", "budgets", "rewards", "demonstrations", "endpoint", "head", "model")
@@ -98,3 +100,24 @@ def test_a_check_that_cannot_stand_what_it_finds_is_a_failed_one(
     code, text = diagnose(capsys, "--check=budgets", "--check=config")
     assert code == 1
     assert "FAIL budgets        the check itself failed with KeyError: 'answer'" in text and "ok   config" in text
+
+
+def test_what_several_checks_need_is_told_once_by_its_cause_and_the_others_are_skipped(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def check(exam: Examination) -> Finding:
+        try:
+            _ = exam.worlds
+        except ConfigError as error:
+            raise ExceptionGroup("unhandled errors in a TaskGroup", [ExceptionGroup("inner", [error]), KeyError("other")]) from None
+        raise AssertionError
+
+    monkeypatch.setitem(doctor.CHECKS, "parity", check)
+    questions_config(tmp_path, [])
+    (tmp_path / "rows.jsonl").unlink()
+    checks = [f"--check={name}" for name in ("rewards", "budgets", "parity", "config")]
+    assert doctor.main(["--config", str(tmp_path / "run.toml"), *checks]) == 1
+    first, *skipped, fine = lines_of(capsys.readouterr().out)
+    assert first[:2] == ("FAIL", "rewards") and "rows.jsonl': there is no such file" in first[2]
+    assert skipped == [("skip", name, "it needs what failed in the check of rewards") for name in ("budgets", "parity")]
+    assert fine[:2] == ("ok", "config")

@@ -36,8 +36,9 @@ def test_demonstrations_that_are_there_and_fit_are_good_with_their_worth_and_len
 def test_tasks_without_a_demonstration_are_counted_and_one_is_named(tmp_path: Path) -> None:
     finding = examine_run(check_demonstrations, questions_config(tmp_path, without(2, 5)))
     assert finding.level is Level.BAD
-    assert "6 of 8 tasks have a demonstration; 'sum-2' has none" in finding.text
-    with pytest.raises(ConfigError, match=r"none of the 8 tasks of env 'questions' has a demonstration"):
+    assert "6 of 8 tasks have a demonstration; 'sum-2' ('2+1=?') has none" in finding.text
+    columns = "`orchestrator.train.env.0.demonstration_key`='demonstration' the column that holds it: there are 'id', 'question', 'answer'$"
+    with pytest.raises(ConfigError, match=f"none of the 8 tasks of env 'questions' has a demonstration; .*{columns}"):
         examine_run(check_demonstrations, questions_config(tmp_path, without(*range(8))))
 
 

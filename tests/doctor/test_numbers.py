@@ -136,6 +136,7 @@ def test_a_run_that_cannot_be_compared_is_said_at_once(override: str, said: str)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_an_exact_resume_is_good_and_one_that_forgets_where_the_tasks_were_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     good = examine(check_resume, "--run.max_steps=4")
     assert good.is_good, good.text

@@ -97,8 +97,7 @@ def test_train_and_heldout_part_the_questions_by_their_text_as_other_environment
         ([ROW, '{"question": "a", "answer": "4", "tests": ["\\ud800"]}\n'], "line 2: what is under 'tests' is no Unicode text"),
         ([ROW, '{"question": "a", "answer": "4", "tests": [1e400]}\n'], "line 2: not JSON .1e400 is larger than any number"),
         ([ROW, {"question": "a", "answer": " "}], "line 2: no answer under 'answer'"),
-        ([ROW, ROW | {"answer": "5"}], r"lines 1 and 2 ask one question: '2 \+ 2 ='; remove one of them, or name both under 'id'"),
-        ([ROW | {"id": 1}, {"question": "b", "answer": "b", "id": "1"}], "lines 1 and 2 have one name under 'id' .*'1'"),
+        ([ROW | {"id": 1}, {"question": "b", "answer": "b", "id": "1"}], "lines 1 and 2 have one name, '1'; .*under 'id' .`id_key`"),
     ],
 )
 def test_a_bad_row_is_named_by_file_and_line(tmp_path: Path, rows: list, message: str) -> None:
@@ -108,11 +107,37 @@ def test_a_bad_row_is_named_by_file_and_line(tmp_path: Path, rows: list, message
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="No such file"):
+    with pytest.raises(ConfigError, match="none.jsonl': there is no such file$"):
         questions_environment(QuestionsEnvConfig(path=str(tmp_path / "none.jsonl")))
+    with pytest.raises(ConfigError, match=f"there is no such file; paths are seen from where the run is started, which is '{Path.cwd()}'"):
+        questions_environment(QuestionsEnvConfig(path="data/none.jsonl"))
     (tmp_path / "latin.jsonl").write_bytes('{"question": "grün", "answer": "a"}\n'.encode("latin-1"))
     with pytest.raises(ConfigError, match=r"cannot read the file: .*it must be text in UTF-8"):
         questions_environment(QuestionsEnvConfig(path=str(tmp_path / "latin.jsonl")))
+
+
+def test_rows_that_are_one_task_are_listed_by_their_lines_the_first_three_pairs_at_once(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"lines 1 and 2 ask one question, '2 \+ 2 ='; remove one of each pair, or give every row a name"):
+        questions_environment(questions(tmp_path, ROW, ROW | {"answer": "5"}))
+    rows = [ROW, *({"question": f"{i // 2} + 1 =", "answer": "?"} for i in range(8)), ROW]
+    with pytest.raises(ConfigError, match="lines 2 and 3 ask .*, lines 4 and 5 ask .*, lines 6 and 7 ask .*and 2 more such pair") as caught:
+        questions_environment(questions(tmp_path, *rows))
+    assert "lines 8" not in str(caught.value)
+
+
+def test_a_key_that_names_no_column_is_refused_with_the_columns_that_there_are(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no row has a column 'demo' \(`demonstration_key`\); the columns are 'question', 'answer', 'hint'$"):
+        questions_environment(questions(tmp_path, ROW, {"question": "a", "answer": "b", "hint": "c"}, demonstration_key="demo"))
+    some = questions_environment(questions(tmp_path, ROW, {"question": "a", "answer": "b", "demo": "c"}, demonstration_key="demo"))
+    assert list(map(some.demonstration, some.tasks())) == [None, "c"]
+
+
+def test_the_key_of_the_demonstration_chooses_among_several_and_the_column_of_that_name_may_stay_in_the_file(tmp_path: Path) -> None:
+    row = ROW | {"demonstration": "<think>two and two</think>4", "short": "so 4"}
+    for key, shown in (("demonstration", row["demonstration"]), ("answer", "4"), ("short", "so 4")):
+        env = questions_environment(questions(tmp_path, row, demonstration_key=key))
+        [spec] = env.tasks()
+        assert env.demonstration(spec) == spec["demonstration"] == shown and spec["answer"] == "4", key
 
 
 def test_two_rows_with_names_of_their_own_may_ask_one_question(tmp_path: Path) -> None:
@@ -120,7 +145,7 @@ def test_two_rows_with_names_of_their_own_may_ask_one_question(tmp_path: Path) -
 
 
 def test_a_column_that_would_take_a_fixed_name_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="line 1: besides `answer_key`='solution' there is a column 'answer'"):
+    with pytest.raises(ConfigError, match="line 1: `answer_key`='solution' makes that column the task's 'answer', and another"):
         questions_environment(questions(tmp_path, ROW | {"solution": "4"}, answer_key="solution"))
 
 

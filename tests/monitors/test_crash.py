@@ -80,6 +80,24 @@ def test_without_a_checkpoint_no_resume_is_promised(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "crash.json").read_text())["resume"] is None
     text = (tmp_path / "crash.txt").read_text()
     assert "--resume" not in text and "no step was finished by this process" in text
+    assert f"no step is saved: mend the cause, delete {tmp_path}, or choose another `run.name`" in text
+
+
+def test_causes_that_say_nothing_new_are_left_out_of_the_panel_only(tmp_path: Path) -> None:
+    with pytest.raises(DeadlineError) as caught, reporter(tmp_path).reporting():
+        try:
+            try:
+                raise TimeoutError from AssertionError()
+            except TimeoutError as error:
+                raise DeadlineError("it was not ready: refused") from error
+        except DeadlineError as error:
+            raise DeadlineError(f"env 'sums': {error}") from error
+    report = report_of(caught.value) or {}
+    assert [cause["type"] for cause in report["causes"]] == ["DeadlineError", "TimeoutError", "AssertionError"]
+    out = io.StringIO()
+    show(report, Console(file=out, width=99))
+    assert out.getvalue().count("it was not ready") == 1 and "TimeoutError" not in out.getvalue()
+    assert "caused by AssertionError " in out.getvalue()
 
 
 def test_a_mistake_of_the_user_leaves_no_report_and_a_new_process_removes_an_old_one(tmp_path: Path) -> None:

@@ -122,6 +122,45 @@ def test_the_summary_compares_the_first_and_last_rewards_and_the_evaluations() -
     )
 
 
+SUPERVISED = {"rollout/reward/mean": 1.0, "tokens/ce": 40.0, "ce/nll/mean": 2.0, "tokens/rl": 0.0, "tokens/ref_kl": 0.0}
+
+
+def test_where_the_policy_plays_nothing_the_loss_is_the_headline_and_the_reward_is_no_learning() -> None:
+    terminal, out = plain()
+    terminal.step(1, SUPERVISED)
+    terminal.step(2, SUPERVISED | {"ce/nll/mean": 0.5})
+    terminal.close()
+    assert out.getvalue().splitlines() == [
+        "step  1/60  NLL 2.000  reward 1.000",
+        "step  2/60  NLL 0.500  reward 1.000",
+        "2 steps in 0:00; NLL 2.000 -> 0.500 (mean of 1 first and last)",
+    ]
+
+
+def test_the_distance_to_the_reference_is_shown_where_tokens_move_towards_one() -> None:
+    terminal, out = plain()
+    for step in (1, 2):
+        terminal.step(step, {"rollout/reward/mean": 0.5, "tokens/ref_kl": 8.0, "ref_kl/log_ratio/mean": -0.25 / step, "ce/nll/mean": 1.0})
+    terminal.close()
+    assert out.getvalue().splitlines()[1:] == [
+        "step  2/60  reward 0.500  reference KL 0.125",
+        "2 steps in 0:00; reward 0.500 -> 0.500 (mean of 1 first and last); reference KL 0.250 -> 0.125 (mean of 1 first and last)",
+    ]
+
+
+def test_of_several_environments_each_has_its_reward_and_those_that_the_policy_plays_come_first() -> None:
+    terminal, out = plain()
+    values = SUPERVISED | {"tokens/rl": 9.0, "tokens/rl/sums": 9.0, "tokens/ce/shown": 40.0, "rollout/reward/mean": 0.75}
+    for step in (1, 2):
+        terminal.step(step, values | {"rollout/reward/mean/shown": 1.0, "rollout/reward/mean/sums": 0.25 * step})
+    terminal.close()
+    assert out.getvalue().splitlines()[1:] == [
+        "step  2/60  reward 0.750 (sums 0.500, shown 1.000)  NLL 2.000",
+        "2 steps in 0:00; reward 0.750 -> 0.750 (mean of 1 first and last); reward of sums 0.250 -> 0.500; reward of shown 1.000 -> 1.000; "
+        "NLL 2.000 -> 2.000 (mean of 1 first and last)",
+    ]
+
+
 def test_the_summary_of_a_resumed_run_says_which_steps_it_is_about() -> None:
     terminal, out = plain(first_step=6)
     for step in (7, 8):
@@ -137,7 +176,8 @@ def test_a_narrow_view_breaks_no_figure_and_no_phase_over_two_lines(width: int) 
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, width=width, height=30, _environ={"TERM": "xterm"})
     terminal = Terminal("run", 60, first_step=6, console=console, clock=Clock())
-    figures = {name: 0.125 for name, _, _ in _FIGURES} | {"throughput/generated_tokens_per_s": 123456.0, "memory/host_rss_gib": 1.5}
+    figures = {name: 0.125 for name, _, _ in _FIGURES} | {"rollout/reward/mean": 0.125, "tokens/ce": 9.0, "ce/nll/mean": 2.5}
+    figures |= {"rollout/reward/mean/sums": 0.1, "rollout/reward/mean/letters": 0.15, "throughput/generated_tokens_per_s": 123456.0, "memory/host_rss_gib": 1.5}
     for step in range(7, 60):
         terminal.step(step, figures)
     terminal.progress("compiling", 3, 11, "psum_denominators")
@@ -150,7 +190,7 @@ def test_a_narrow_view_breaks_no_figure_and_no_phase_over_two_lines(width: int) 
     for label, value in _figures(figures):
         assert any(f"{label} {value}" in line for line in lines), (label, lines)
     assert any("generated tok/s 123,456" in line for line in lines)
-    for part in ("step 59/60", "psum_denominators  3/11, 0:00", "reward from step 7", "best 0.125"):
+    for part in ("step 59/60", "psum_denominators  3/11, 0:00", "NLL from step 7", "lowest 2.500", "reward 0.125", "reward of sums 0.100"):
         assert any(part in line for line in lines), (part, lines)
     assert len({len(line) for line in lines}) == 1
 

@@ -131,7 +131,7 @@ def _credited(*, feeds_rl: bool):
 
 def test_the_advice_is_about_what_took_the_rollouts_and_nothing_else():
     equal = _spent((_credited(feeds_rl=True), "filtered/zero_advantage"))
-    assert "Equal rewards" in equal and "enforce" in equal and "row_length" not in equal and "reward is not" not in equal
+    assert "Equal rewards" in equal and "enforce" not in equal and "row_length" not in equal and "reward is not" not in equal
     imitated = _spent((_credited(feeds_rl=False), "filtered/min_reward"), (make_rollout(None), Bucket.UNSCORED))
     assert "Equal rewards" not in imitated and "`enforce`" in imitated and "0 if it has nothing to measure" in imitated
     failed = _spent((_failed(), Bucket.ERRORED), (make_rollout(), Bucket.OVERLONG_DROPPED))

@@ -65,7 +65,7 @@ class WorkerScorer:
         try:
             self._workers.check()
         except GraderError as error:
-            raise ConfigError(f"{self._where} {error}\nIt must be importable from where the run is started") from None
+            raise ConfigError(f"{self._where} {error}") from None
 
     def close(self) -> None:
         """Kill the processes. May be called twice."""

@@ -69,12 +69,34 @@ def load(setup: dict[str, Any]) -> dict[str, Any]:
         function = getattr(importlib.import_module(module), name)
         if not callable(function):
             raise TypeError(f"{name!r} is no function, it is {shown(function)}")
-        with contextlib.suppress(ValueError):  # some functions of C have no signature
-            inspect.signature(function).bind({}, "", **setup["kwargs"])
+        if unfit := misfit(function, setup["kwargs"]):
+            return {"failure": unfit}
+    except ModuleNotFoundError as error:
+        is_itself = error.name is not None and f"{module}.".startswith(f"{error.name}.")
+        return {"failure": told(error) + ("\nIt must be importable from where the run is started" if is_itself else "")}
     except BaseException as error:
         return {"failure": told(error)}
     setup["function"] = function
     return {"reward": None}
+
+
+def misfit(function: Callable[..., Any], kwargs: dict[str, Any]) -> str:
+    """Say why a function does not take (spec, text, **kwargs); empty if it does.
+
+    Example:
+      >>> misfit(lambda spec, text, *, limit: 1.0, {"limits": 3})
+      "missing a required argument: 'limit'; it is called with (spec, text, limits=...) and takes (spec, text, *, limit)"
+    """
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # some functions of C have none
+        return ""
+    try:
+        signature.bind({}, "", **kwargs)
+    except TypeError as error:
+        given = ", ".join(["spec", "text", *(f"{name}=..." for name in kwargs)])
+        return f"{error}; it is called with ({given}) and takes {signature}"
+    return ""
 
 
 def call(function: Callable[..., Any], request: bytes, kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from jaxrl.config.algorithm import AlgorithmConfig
+from jaxrl.errors import ConfigError
 from jaxrl.orchestrator.algo.base import Algorithm, AlgorithmContext
 from jaxrl.orchestrator.algo.grpo import GRPO
 from jaxrl.orchestrator.algo.max_rl import MaxRL
@@ -37,8 +38,16 @@ def build_algorithm(config: AlgorithmConfig, policy_pool: ScoringPolicy, context
 
     Returns:
       A fresh instance: environments never share one.
+
+    Raises:
+      ConfigError: nobody said which class credits by this config.
     """
-    algorithm_class = ALGORITHM_CLASSES[config.type]
+    algorithm_class = ALGORITHM_CLASSES.get(config.type)
+    if algorithm_class is None:
+        raise ConfigError(
+            f"`algo.type`={config.type!r} has a config class ({type(config).__name__}), but no line in `ALGORITHM_CLASSES`; add one with "
+            "the algorithm's class to jaxrl/orchestrator/algo/__init__.py"
+        )
     assert algorithm_class.action_loss_type == config.action_loss_type, (
         f"{config.type}: config and class name different losses"
     )

@@ -70,12 +70,14 @@ async def test_what_goes_wrong_in_a_reward_function_is_a_missing_reward_that_nam
         (PythonRewardConfig(import_path="no.such:score"), "'no.such:score' cannot be loaded: ModuleNotFoundError: No module named 'no'"),
         (PythonRewardConfig(import_path="math:no_such"), "cannot be loaded: AttributeError: module 'math' has no attribute 'no_such'"),
         (PythonRewardConfig(import_path="math:pi"), "TypeError: 'pi' is no function, it is 3.14"),
-        (reward_of("longer", kwargs={"then": 3}), "TypeError: .*'than'"),
+        (reward_of("longer", kwargs={"then": 3}), r"'than'; it is called with \(spec, text, then=...\) and takes \(spec.*than.*\)"),
     ],
 )
 def test_a_function_that_cannot_be_called_is_refused_before_anything_is_played(reward: PythonRewardConfig, message: str) -> None:
-    with pytest.raises(ConfigError, match=f"env 'reverse_text': reward function .*{message}"):
+    with pytest.raises(ConfigError, match=f"env 'reverse_text': reward function .*{message}") as caught:
         build_environment(ReverseTextEnvConfig(num_tasks=1, reward=reward))
+    assert ("importable" in str(caught.value)) == ("no.such" in message), "a hint that belongs to a module that is not found"
+    assert "inspect.py" not in str(caught.value)
 
 
 async def test_functions_beside_the_run_are_found_and_see_no_secret_but_those_they_are_given(
