@@ -263,11 +263,11 @@ class FrozenPool:
 
     def _leave_alone(self, state: _EndpointState, failure: str) -> None:
         if not state.failure:
-            others = sum(not other.failure for other in self._endpoints) - 1
-            who = f"{others} other servers take its requests" if others else "requests wait for it"
+            num, left = len(self._endpoints), sum(not other.failure for other in self._endpoints) - 1
+            who = f"{left} of {num} servers are left to take its requests" if left else "requests wait"
             logger.warning(
-                "frozen model %r: %s does not answer: %s; %s, and it is asked again every %g s", self.name, state.name, failure, who,
-                self._cool_down_s,
+                "frozen model %r: %s does not answer: %s; %s; it is asked again every %g s",
+                self.name, state.name, failure, who, self._cool_down_s,
             )  # fmt: skip
         state.failure, state.probe_at = failure, self._clock() + self._cool_down_s
 

@@ -129,8 +129,8 @@ def _advice(tally: StepTally) -> str:
     sentences = []
     if tally.metrics().get(names.ZERO_SIGNAL_FRAC):
         sentences.append(
-            "Equal rewards in every group carry no signal, and a group of one has no others: use tasks that the policy solves sometimes, "
-            "or a larger `orchestrator.group_size`"
+            "Equal rewards in every group carry no signal, and the one reward of a group of one always is equal: use tasks that the policy "
+            "solves sometimes, or a larger `orchestrator.group_size`"
         )
     # What carries no signal would train nothing, dropped or not.
     if any(bucket.startswith(filtered("")) and bucket != filtered("zero_advantage") for bucket in buckets):

@@ -5,11 +5,14 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from jaxrl import train
+from jaxrl.launch import training
 from tests.e2e.runs import ROOT, small_arguments
 
 MODEL = ROOT / "configs/quickstart/start_model"
@@ -81,6 +84,34 @@ def test_a_tokenizer_without_a_chat_template_is_refused(capsys, tmp_path):
     model = copy_of_the_model(tmp_path)
     (model / "chat_template.jinja").unlink()
     assert "chat template" in refusal(capsys, [*small_arguments(tmp_path / "run"), f"--orchestrator.model.name={model}"])
+
+
+class ListsItsModels(BaseHTTPRequestHandler):
+    """A server that serves `served`."""
+
+    def do_GET(self) -> None:
+        """Be well, and list the model."""
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b'{"data": [{"id": "served", "max_model_len": 512}]}')
+
+    def log_message(self, *_: object) -> None:
+        """Be silent."""
+
+
+def test_a_teacher_that_is_served_under_another_name_is_named_before_the_model_is_loaded(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(training, "array_arm", None)
+    with ThreadingHTTPServer(("127.0.0.1", 0), ListsItsModels) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        teacher = {"name": "mistyped", "base_url": [f"http://127.0.0.1:{server.server_port}/v1"]}
+        algo = f"--orchestrator.algo={json.dumps({'type': 'opd', 'teacher': teacher})}"
+        try:
+            assert train.main([*small_arguments(tmp_path / "run"), "--trainer.mesh.data=8", "--trainer.rows=8", algo]) == train.EXIT_FAILED
+        finally:
+            server.shutdown()
+    said = (tmp_path / "run" / "crash.txt").read_text()
+    assert "`algo.teacher`: " in said and "does not serve 'mistyped'; it serves 'served'" in said and "environment 'chain_sum'" in said
+    assert "The run failed" in capsys.readouterr().err
 
 
 TWO_PROCESSES = """

@@ -2,6 +2,8 @@
 
 import asyncio
 import decimal
+import json
+import re
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 
 from jaxrl.envs.base import Outcome, Session, TaskSpec
 from jaxrl.envs.play import play_rollout
-from jaxrl.errors import DeadlineError, EngineError, GraderError, PromptTooLongError
+from jaxrl.errors import DeadlineError, EngineError, EnvError, GraderError, PromptTooLongError
 from jaxrl.types import Boundary, Rollout
 from tests.envs.policies import make_rollout, open_session, saying
 from tests.fakes import ScriptedEndpoint
@@ -104,6 +106,21 @@ async def test_any_other_exception_is_the_environments(error: BaseException) -> 
     rollout = await played(raising(error))
     assert rollout.failure is not None
     assert rollout.failure.boundary is Boundary.ENV and rollout.failure.type == type(error).__name__ and rollout.reward is None
+
+
+async def test_what_nobody_raised_on_purpose_is_shown_with_the_line_that_raised_it_and_what_somebody_did_without() -> None:
+    rollout = await played(raising(ValueError("odd")))
+    assert rollout.failure is not None
+    assert re.fullmatch(r"odd \(test_play\.py, line \d+, in .+\)", rollout.failure.message)
+    assert rollout.traceback.startswith("Traceback") and rollout.traceback.endswith("ValueError: odd\n")
+
+    async def play(session: Session) -> Outcome:
+        return json.loads("{")
+
+    in_a_library = await played(Playing(play))
+    assert in_a_library.failure is not None and ", in play)" in in_a_library.failure.message
+    meant = await played(raising(EnvError("no such task")))
+    assert meant.failure is not None and (meant.failure.message, meant.traceback) == ("no such task", "")
 
 
 @pytest.mark.parametrize("error", [EngineError("lost"), DeadlineError("request"), PromptTooLongError("long"), ConnectionError("reset")])

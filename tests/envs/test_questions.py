@@ -107,7 +107,7 @@ def test_a_bad_row_is_named_by_file_and_line(tmp_path: Path, rows: list, message
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="none.jsonl': there is no such file$"):
+    with pytest.raises(ConfigError, match=r"none\.jsonl': there is no such file$"):
         questions_environment(QuestionsEnvConfig(path=str(tmp_path / "none.jsonl")))
     with pytest.raises(ConfigError, match=f"there is no such file; paths are seen from where the run is started, which is '{Path.cwd()}'"):
         questions_environment(QuestionsEnvConfig(path="data/none.jsonl"))
@@ -120,13 +120,14 @@ def test_rows_that_are_one_task_are_listed_by_their_lines_the_first_three_pairs_
     with pytest.raises(ConfigError, match=r"lines 1 and 2 ask one question, '2 \+ 2 ='; remove one of each pair, or give every row a name"):
         questions_environment(questions(tmp_path, ROW, ROW | {"answer": "5"}))
     rows = [ROW, *({"question": f"{i // 2} + 1 =", "answer": "?"} for i in range(8)), ROW]
-    with pytest.raises(ConfigError, match="lines 2 and 3 ask .*, lines 4 and 5 ask .*, lines 6 and 7 ask .*and 2 more such pair") as caught:
+    with pytest.raises(ConfigError, match=r"lines 2 and 3 .*, lines 4 and 5 .*, lines 6 and 7 .*, and 2 more such pair") as caught:
         questions_environment(questions(tmp_path, *rows))
     assert "lines 8" not in str(caught.value)
 
 
 def test_a_key_that_names_no_column_is_refused_with_the_columns_that_there_are(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no row has a column 'demo' \(`demonstration_key`\); the columns are 'question', 'answer', 'hint'$"):
+    message = r"no row has a column 'demo' \(`demonstration_key`\); the columns are 'question', 'answer', 'hint'$"
+    with pytest.raises(ConfigError, match=message):
         questions_environment(questions(tmp_path, ROW, {"question": "a", "answer": "b", "hint": "c"}, demonstration_key="demo"))
     some = questions_environment(questions(tmp_path, ROW, {"question": "a", "answer": "b", "demo": "c"}, demonstration_key="demo"))
     assert list(map(some.demonstration, some.tasks())) == [None, "c"]
@@ -145,7 +146,7 @@ def test_two_rows_with_names_of_their_own_may_ask_one_question(tmp_path: Path) -
 
 
 def test_a_column_that_would_take_a_fixed_name_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="line 1: `answer_key`='solution' makes that column the task's 'answer', and another"):
+    with pytest.raises(ConfigError, match=r"line 1: `answer_key`='solution' makes that column the task's 'answer', and another"):
         questions_environment(questions(tmp_path, ROW | {"solution": "4"}, answer_key="solution"))
 
 

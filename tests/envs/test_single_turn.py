@@ -66,7 +66,8 @@ async def test_a_score_that_raises_fails_at_the_grader_with_its_own_exception(is
         return broken(spec, text)
 
     failure = (await played(shout(score=broken_too if is_async else broken), saying("HI"))).failure
-    assert failure is not None and (failure.boundary, failure.type, failure.message) == (Boundary.GRADER, "ZeroDivisionError", "no terms")
+    assert failure is not None and (failure.boundary, failure.type) == (Boundary.GRADER, "ZeroDivisionError")
+    assert failure.message.startswith("no terms (test_single_turn.py, line ")
 
 
 async def test_a_prompt_that_raises_is_the_environments_failure() -> None:

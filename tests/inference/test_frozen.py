@@ -86,6 +86,24 @@ async def test_what_a_dead_endpoint_could_not_take_goes_to_another_and_it_is_lef
     assert dead.is_closed and well.is_closed
 
 
+async def test_a_server_that_goes_down_and_one_that_is_back_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    dead, well = FrozenScript(down="connection refused", latency=0.01), FrozenScript(latency=0.01)
+    pool = pool_of(dead=dead, well=well)
+    await asyncio.gather(*(pool.generate(request(str(index))) for index in range(6)))
+    await asyncio.sleep(0.03)
+    await pool.generate(request("starts a probe in vain"))
+    await asyncio.sleep(0.03)
+    dead.down, dead.failure = "", None
+    await pool.generate(request("starts the probe"))
+    await asyncio.sleep(0.01)
+    assert caplog.messages == [
+        "frozen model 'toy': dead does not answer: connection refused; 1 of 2 servers are left to take its requests; it is asked again "
+        "every 0.02 s",
+        "frozen model 'toy': dead answers again",
+    ]
+    await pool.close()
+
+
 async def test_with_every_endpoint_down_the_error_names_each_and_why_after_one_probe() -> None:
     a, b = FrozenScript(down="refused"), FrozenScript(down="status 503: loading")
     pool = pool_of(a=a, b=b)

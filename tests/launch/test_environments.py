@@ -3,9 +3,10 @@
 import asyncio
 from typing import Any
 
+import numpy as np
 import pytest
 
-from jaxrl.config.algorithm import CoefficientsConfig, GRPOConfig, OPDConfig, SFTConfig
+from jaxrl.config.algorithm import CoefficientsConfig, GRPOConfig, OPDConfig, OPSDConfig, SFTConfig
 from jaxrl.config.env import ReverseTextEnvConfig, SamplingConfig
 from jaxrl.config.inference import EmbeddedInferenceConfig
 from jaxrl.config.model import FrozenModelConfig, PolicyModelConfig
@@ -13,13 +14,17 @@ from jaxrl.config.orchestrator import OrchestratorConfig, TrainSectionConfig
 from jaxrl.config.run import RunConfig
 from jaxrl.config.trainer import TrainerConfig
 from jaxrl.envs.build import build_environment
-from jaxrl.errors import ConfigError
+from jaxrl.errors import ConfigError, EngineError
 from jaxrl.inference.pool import PolicyPool
-from jaxrl.launch.environments import EnvironmentBuilder, check_sources
+from jaxrl.launch.environments import EnvironmentBuilder, check_sources, probe_environments
+from jaxrl.orchestrator import algo as algorithms
+from jaxrl.orchestrator import connections
+from jaxrl.orchestrator.algo import GRPO
 from jaxrl.orchestrator.sampler import TrainEnv
 from jaxrl.orchestrator.sources import DemonstrationSource, FrozenSource, PolicySource
 from jaxrl.types import Rollout, Task
 from tests.fakes import ScriptedEndpoint, ToyEnv
+from tests.inference.wire_server import FakeModel, WireServer
 from tests.orchestrator.wiring import renderer
 
 URL = "http://127.0.0.1:9/v1"
@@ -103,3 +108,56 @@ def test_a_key_that_is_not_set_is_refused_before_any_device(algo: Any, field: st
         check_sources(config, [ToyEnv()])
     monkeypatch.setenv("NO_SUCH_KEY", "k")
     check_sources(config, [ToyEnv()])
+
+
+async def probed(*algos: Any) -> None:
+    """Probe one environment for each algorithm."""
+    envs = [ReverseTextEnvConfig(name=f"env{index}", num_tasks=3, max_chars=4, algo=algo) for index, algo in enumerate(algos)]
+    await probe_environments(config_of(*envs), renderer(), [build_environment(env) for env in envs])
+
+
+async def test_what_no_waiting_can_mend_is_found_before_any_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEACHER_KEY", "wrong")
+    async with WireServer(FakeModel(key="right", models=("big",))).running() as server:
+        model = FrozenModelConfig(name="big", base_url=[server.base_url], api_key_var="TEACHER_KEY")
+        for algo in (OPDConfig(teacher=model), sft(model)):
+            with pytest.raises(EngineError, match="refused the key in the environment variable TEACHER_KEY"):
+                await probed(GRPOConfig(), algo)
+        monkeypatch.setenv("TEACHER_KEY", "right")
+        with pytest.raises(EngineError, match=r"does not serve 'other'; it serves 'big'"):
+            await probed(sft(model.model_copy(update={"name": "other"})))
+        await probed(GRPOConfig(), sft(model), sft("demonstrations"), OPSDConfig(template="{demonstration}"))
+    with pytest.raises(ConfigError, match=r"`algo\.template` with a demonstration of one word has"):
+        await probed(OPSDConfig())
+
+
+async def test_a_server_that_does_not_answer_yet_is_only_warned_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(connections, "PROBE_DEADLINE_S", 0.2)
+    await probed(OPDConfig(teacher=frozen()), sft(frozen()), OPDConfig(teacher=frozen(ready_deadline_s=0.1)))
+    assert caplog.messages == [
+        f"frozen model 'big' at {URL} does not answer yet; the run waits for it after compiling, as long as its `ready_deadline_s` allows"
+    ]
+
+
+async def test_an_algorithm_may_ask_the_policy_in_its_set_up_though_none_is_served_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    class Curious(GRPO):
+        async def setup(self) -> None:
+            asked.append(self.policy_pool.version)
+            try:
+                await self.policy_pool.score(np.zeros(3, np.int32))
+            except EngineError as error:
+                raise RuntimeError("the policy is not well") from error
+
+    monkeypatch.setitem(algorithms.ALGORITHM_CLASSES, "grpo", Curious)
+    await probed(GRPOConfig())
+    assert asked == [0]
+
+
+async def test_a_config_without_an_algorithm_names_the_file_where_a_line_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(algorithms.ALGORITHM_CLASSES, "grpo")
+    with pytest.raises(ConfigError, match=r"'grpo' has a config class .GRPOConfig., but no line .* jaxrl/orchestrator/algo/__init__.py"):
+        await probed(GRPOConfig())

@@ -66,6 +66,22 @@ def test_the_first_failure_of_each_kind_in_an_environment_is_logged(caplog):
     assert caplog.messages[0].startswith("env 'sums', task ") and "the first of its kind: X: x;" in caplog.messages[0]
 
 
+def test_the_traceback_of_such_a_failure_is_in_the_log_once(caplog):
+    caplog.set_level("INFO")
+    budget = FailureBudget(99)
+    for _ in range(2):
+        rollout = make_rollout(None, with_samples=False)
+        try:
+            raise RuntimeError("oops")
+        except RuntimeError as error:
+            rollout.fail(Boundary.ALGORITHM, error)
+        budget.add(rollout)
+    place = "(test_budgets.py, line "
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
+    assert f"RuntimeError: oops {place}" in caplog.messages[0]
+    assert "Traceback" in caplog.messages[1] and caplog.messages[1].endswith("RuntimeError: oops")
+
+
 def test_a_good_rollout_ends_the_row_of_its_own_environment_only():
     budget = FailureBudget(3)
     for env_name in ("sums", "letters"):
