@@ -13,13 +13,15 @@ no policy need be served.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
 from jaxrl.blame import causes_of, failing_in
 from jaxrl.errors import DeadlineError, EndpointDownError, EngineError, RunFailedError
+from jaxrl.inference import vocabulary
 from jaxrl.inference.endpoint import EndpointHealth, GenerateRequest, Generation
 from jaxrl.orchestrator.algo import Algorithm
 from jaxrl.orchestrator.ports import ConnectedPool
@@ -74,7 +76,8 @@ async def probe(envs: Sequence[TrainEnv]) -> None:
     """
     parts = [(env.name, part) for env in envs for part in (env.sampler, env.algorithm)]
     try:
-        outcomes = await asyncio.gather(*(_is_ready(*part) for part in parts), return_exceptions=True)
+        with _set_up_says_it(vocabulary.logger):
+            outcomes = await asyncio.gather(*(_is_ready(*part) for part in parts), return_exceptions=True)
     finally:
         await close_all(envs)
     for outcome in outcomes:
@@ -136,6 +139,20 @@ async def close_all(envs: Sequence[TrainEnv]) -> None:
     for env in envs:
         pools += [*env.sampler.connected_pools, *env.algorithm.connected_pools]
     await asyncio.gather(*map(_close, pools))
+
+
+@contextlib.contextmanager
+def _set_up_says_it(log: logging.Logger) -> Iterator[None]:
+    """Keep a logger silent: the set-up proper will say the same, and once will do."""
+
+    def drop(_: logging.LogRecord) -> bool:
+        return False
+
+    log.addFilter(drop)
+    try:
+        yield
+    finally:
+        log.removeFilter(drop)
 
 
 async def _is_ready(env_name: str, part: Sampler | Algorithm) -> bool:

@@ -116,7 +116,9 @@ async def probed(*algos: Any) -> None:
     await probe_environments(config_of(*envs), renderer(), [build_environment(env) for env in envs])
 
 
-async def test_what_no_waiting_can_mend_is_found_before_any_device(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_no_waiting_can_mend_is_found_before_any_device(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setenv("TEACHER_KEY", "wrong")
     async with WireServer(FakeModel(key="right", models=("big",))).running() as server:
         model = FrozenModelConfig(name="big", base_url=[server.base_url], api_key_var="TEACHER_KEY")
@@ -126,7 +128,8 @@ async def test_what_no_waiting_can_mend_is_found_before_any_device(monkeypatch: 
         monkeypatch.setenv("TEACHER_KEY", "right")
         with pytest.raises(EngineError, match=r"does not serve 'other'; it serves 'big'"):
             await probed(sft(model.model_copy(update={"name": "other"})))
-        await probed(GRPOConfig(), sft(model), sft("demonstrations"), OPSDConfig(template="{demonstration}"))
+        await probed(GRPOConfig(), OPDConfig(teacher=model), sft(model), sft("demonstrations"), OPSDConfig(template="{demonstration}"))
+    assert not caplog.messages, "that no vocabularies can be compared is said once, by the set-up proper"
     with pytest.raises(ConfigError, match=r"`algo\.template` with a demonstration of one word has"):
         await probed(OPSDConfig())
 
