@@ -84,9 +84,8 @@ async def probe(envs: Sequence[TrainEnv]) -> None:
         if isinstance(outcome, BaseException):
             raise outcome
     for name in dict.fromkeys(_names([part]) for part, is_ready in zip(parts, outcomes, strict=True) if not is_ready):
-        logger.warning(
-            "%s is not ready within %g s; the run waits for it after compiling, as long as its `ready_deadline_s` allows", name, PROBE_DEADLINE_S
-        )
+        words = "%s is not ready within %g s; the run waits for it after compiling, up to its `ready_deadline_s`"
+        logger.warning(words, name, PROBE_DEADLINE_S)
 
 
 async def set_up(envs: Sequence[TrainEnv], *, deadline_s: float, show: Callable[[str], None], is_stopping: Callable[[], bool]) -> None:

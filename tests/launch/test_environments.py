@@ -140,7 +140,7 @@ async def test_a_server_that_does_not_answer_yet_is_only_warned_of(
     monkeypatch.setattr(connections, "PROBE_DEADLINE_S", 0.2)
     await probed(OPDConfig(teacher=frozen()), sft(frozen()), OPDConfig(teacher=frozen(ready_deadline_s=0.1)))
     assert caplog.messages == [
-        f"frozen model 'big' at {URL} is not ready within 0.2 s; the run waits for it after compiling, as long as its `ready_deadline_s` allows"
+        f"frozen model 'big' at {URL} is not ready within 0.2 s; the run waits for it after compiling, up to its `ready_deadline_s`"
     ]
 
 
