@@ -84,8 +84,8 @@ def misfit(function: Callable[..., Any], kwargs: dict[str, Any]) -> str:
     """Say why a function does not take (spec, text, **kwargs); empty if it does.
 
     Example:
-      >>> misfit(lambda spec, text, *, limit: 1.0, {"limits": 3})
-      "missing a required argument: 'limit'; it is called with (spec, text, limits=...) and takes (spec, text, *, limit)"
+      >>> misfit(lambda spec, text, *, limit=9: 1.0, {"limits": 3})
+      "got an unexpected keyword argument 'limits'; it is called with (spec, text, limits=...) and takes (spec, text, *, limit=9)"
     """
     try:
         signature = inspect.signature(function)
