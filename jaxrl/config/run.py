@@ -68,6 +68,11 @@ class RunConfig(Section):
         return self.inference
 
     @property
+    def trainable_window(self) -> int:
+        """Prompt plus reply tokens of a rollout that can be trained on whole: what the policy can hold and a row has room for."""
+        return min(self.engine.max_model_len, self.trainer.row_length)
+
+    @property
     def async_level(self) -> int:
         """Steps that generation may run ahead; by default 0, since the embedded engine shares the trainer's devices."""
         level = self.orchestrator.max_async_level

@@ -67,8 +67,8 @@ def _look_at_replies(exam: Examination, env: Environment) -> Finding:
         f"window {window}, row {row}"
     )
     problems, remarks = [], []
-    if needed > min(window, row):
-        num_long = int((prompts + replies > min(window, row)).sum())
+    if needed > exam.config.trainable_window:
+        num_long = int((prompts + replies > exam.config.trainable_window).sum())
         problems.append(f"{num_long} are too long; raise `inference.max_model_len` and `trainer.row_length` to {needed}, or leave them out")
     if rewards and max(rewards) <= 0:
         remarks.append("the environment's own scorer gives none of them more than 0; see what form of reply it expects")

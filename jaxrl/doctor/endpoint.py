@@ -113,7 +113,7 @@ async def _healths(key: str, model: str, client: ClientConfig) -> list[EndpointH
 async def _connect_source(exam: Examination, env_config: EnvBase, key: str, model: FrozenModelConfig, notes: _Notes) -> None:
     """Connect a source of rollouts; say whether its tokens are the policy's, and whether it is served with room for them."""
     config = exam.config
-    longest = min(config.engine.max_model_len, config.trainer.row_length)
+    longest = config.trainable_window
     sampling = config.orchestrator.sampling_of(env_config)
     source = FrozenSource(model, exam.renderer, sampling, run_seed=config.run.seed, window=longest)
     async with _closing(source.connected_pools):

@@ -14,7 +14,7 @@ import numpy as np
 from jaxrl.doctor.examination import Examination
 from jaxrl.doctor.finding import Finding, bad, good, warning
 from jaxrl.errors import EngineError
-from jaxrl.types import Rollout, Task, TrainingSample
+from jaxrl.types import Rollout, TrainingSample
 
 if TYPE_CHECKING:
     from jaxrl.config.env import SamplingConfig
@@ -150,7 +150,7 @@ async def _play(exam: Examination, num_tasks: int, temperature: float | None) ->
     from jaxrl.envs.play import play_rollout
     from jaxrl.envs.session import PolicySession
     from jaxrl.inference.pool import PolicyPool
-    from jaxrl.tasks import task_id
+    from jaxrl.tasks import task_of
 
     config, arm = exam.config, exam.arm
     pool = PolicyPool([EmbeddedEndpoint(arm.engine, arm.device, arm.store)], arm.start_step)
@@ -161,7 +161,7 @@ async def _play(exam: Examination, num_tasks: int, temperature: float | None) ->
             if temperature is not None:
                 sampling = sampling.model_copy(update={"temperature": temperature})
             for index, spec in enumerate(env.tasks()[:num_tasks]):
-                rollout = Rollout(Task(env.name, task_id(spec), spec), f"doctor/{env.name}/{index}", member=0, draw_index=index)
+                rollout = Rollout(task_of(env.name, spec), f"doctor/{env.name}/{index}", member=0, draw_index=index)
                 session = PolicySession(
                     pool,
                     exam.renderer,

@@ -9,17 +9,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-import numpy as np
-
 from jaxrl.config.env import EnvBase, env_name
 from jaxrl.doctor.examination import Examination
 from jaxrl.envs.base import Environment, Message, Reply, TaskSpec
 from jaxrl.envs.play import play_rollout
-from jaxrl.errors import EngineError
 from jaxrl.inference.rendering import Renderer
 from jaxrl.orchestrator.algo import Algorithm, AlgorithmContext, build_algorithm
-from jaxrl.tasks import task_id
-from jaxrl.types import Rollout, Task
+from jaxrl.orchestrator.connections import UnservedPolicy
+from jaxrl.tasks import task_of
+from jaxrl.types import Rollout
 
 PROBED_TASKS = 16
 """Tasks of each environment that are played."""
@@ -42,16 +40,6 @@ class OneReply:
         return Reply(text=self._text, is_stopped=True, num_tokens=0)
 
 
-class NoPolicy:
-    """In place of the policy's pool, where nobody will ask it."""
-
-    version = 0
-
-    async def score(self, token_ids: np.ndarray, temperature: float = 1.0) -> np.ndarray:
-        """Refuse."""
-        raise EngineError(f"no policy is served here; {len(token_ids)} tokens were to be scored at temperature {temperature:g}")
-
-
 def spread(tasks: Sequence[TaskSpec], num: int) -> list[TaskSpec]:
     """Return at most `num` tasks, from the whole length of the list: difficulties may stand one after another.
 
@@ -64,7 +52,7 @@ def spread(tasks: Sequence[TaskSpec], num: int) -> list[TaskSpec]:
 
 def rollout_of(env: Environment, spec: TaskSpec) -> Rollout:
     """Return a rollout that nobody has played."""
-    return Rollout(task=Task(env_name=env.name, id=task_id(spec), spec=spec), group_id="doctor", member=0, draw_index=0)
+    return Rollout(task=task_of(env.name, spec), group_id="doctor", member=0, draw_index=0)
 
 
 async def play_empty(exam: Examination, env: Environment) -> list[tuple[Rollout, list[int]]]:
@@ -89,4 +77,4 @@ def algorithm_of(
     context = AlgorithmContext(
         env_name=env_name(env_config), renderer=exam.renderer, window=exam.config.engine.max_model_len, demonstration=demonstration
     )
-    return build_algorithm(exam.config.orchestrator.algo_of(env_config), NoPolicy(), context)
+    return build_algorithm(exam.config.orchestrator.algo_of(env_config), UnservedPolicy(), context)

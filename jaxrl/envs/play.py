@@ -8,13 +8,10 @@ is never a reward of 0, and nothing here retries.
 from __future__ import annotations
 
 import asyncio
-import math
-import numbers
 import time
 
-import numpy as np
-
 from jaxrl.envs.base import Environment, Outcome, Session
+from jaxrl.envs.grading.worker import finite
 from jaxrl.errors import DeadlineError, EngineError, EnvError, GraderError, PromptTooLongError
 from jaxrl.inference.endpoint import FinishReason
 from jaxrl.types import Boundary, Rollout
@@ -85,11 +82,11 @@ def _write(outcome: Outcome, rollout: Rollout) -> None:
         raise EnvError(f"env {rollout.env_name!r}: `play` must return an `Outcome`, got {type(outcome).__name__}")
     metrics: dict[str, float] = {}
     for name, value in outcome.metrics.items():
-        number = _finite(value)
+        number = finite(value)
         if number is None:
             raise EnvError(f"env {rollout.env_name!r}: metric {name!r} must be a finite number, got {value!r}")
         metrics[name] = number
-    reward = None if outcome.reward is None else _finite(outcome.reward)
+    reward = None if outcome.reward is None else finite(outcome.reward)
     if outcome.reward is not None and reward is None:
         raise GraderError(
             f"env {rollout.env_name!r}: a reward must be a finite number or None, got {outcome.reward!r} "
@@ -100,14 +97,3 @@ def _write(outcome: Outcome, rollout: Rollout) -> None:
     rollout.is_truncated = outcome.is_truncated or any(node.finish_reason == FinishReason.LENGTH for node in rollout.nodes[-1:])
     rollout.metrics.update(metrics)
     rollout.info.update(outcome.info)
-
-
-def _finite(value: object) -> float | None:
-    """Return a real finite number as a float, and None for anything else; a bool is no number here."""
-    if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Real):
-        return None
-    try:
-        number = float(value)
-    except (OverflowError, ValueError):
-        return None
-    return number if math.isfinite(number) else None

@@ -22,8 +22,8 @@ from jaxrl.envs.transcript import Window
 from jaxrl.errors import JaxrlError
 from jaxrl.inference.pool import Pool
 from jaxrl.inference.rendering import Renderer
-from jaxrl.tasks import task_id
-from jaxrl.types import Rollout, Task, TrainingSample
+from jaxrl.tasks import task_of
+from jaxrl.types import Rollout, TrainingSample
 
 logger = logging.getLogger(__name__)
 
@@ -115,5 +115,5 @@ class DemonstrationScorer:
         return [samples[id(rollout)][0] if len(samples.get(id(rollout), [])) == 1 else None for rollout in rollouts]
 
     def _rollout(self, spec: TaskSpec, index: int) -> Rollout:
-        task = Task(env_name=self._env.name, id=task_id(spec), spec=spec)
+        task = task_of(self._env.name, spec)
         return Rollout(task=task, group_id=f"demonstration/{self._env.name}/{index}", member=0, draw_index=index)

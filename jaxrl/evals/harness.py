@@ -21,8 +21,8 @@ from jaxrl.evals.scores import score_rows
 from jaxrl.inference.endpoint import version_salt
 from jaxrl.inference.pool import PolicyPool
 from jaxrl.inference.rendering import Renderer
-from jaxrl.tasks import task_id
-from jaxrl.types import Rollout, Task
+from jaxrl.tasks import task_of
+from jaxrl.types import Rollout
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class EnvEvalHarness:
         return EvalResult(self._env.name, step, version, score_rows(rows, self._success_threshold), rows)
 
     def _plan_rollout(self, spec: TaskSpec, index: int, step: int, version: int) -> Rollout:
-        task = Task(env_name=self._env.name, id=task_id(spec), spec=spec)
+        task = task_of(self._env.name, spec)
         return Rollout(task=task, group_id=f"eval/{self._env.name}/{step}/{version}/{index}", member=0, draw_index=index)
 
     async def _play(self, rollout: Rollout, free: asyncio.Semaphore) -> None:

@@ -66,7 +66,7 @@ class EnvironmentBuilder:
 
     def _source(self, env_config: EnvBase, env: Environment) -> Source:
         config, sampling = self.config, self.config.orchestrator.sampling_of(env_config)
-        longest = min(config.engine.max_model_len, config.trainer.row_length)
+        longest = config.trainable_window
         match config.orchestrator.algo_of(env_config).sampling.source:
             case FrozenModelConfig() as model:
                 return FrozenSource(model, self.renderer, sampling, run_seed=config.run.seed, window=longest)

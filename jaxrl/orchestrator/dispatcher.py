@@ -17,8 +17,8 @@ from jaxrl.monitors.ledger import Ledger
 from jaxrl.orchestrator.draws import DrawSource
 from jaxrl.orchestrator.groups import OpenGroup
 from jaxrl.orchestrator.sampler import TrainEnv
-from jaxrl.tasks import task_id
-from jaxrl.types import Group, Rollout, Task
+from jaxrl.tasks import task_of
+from jaxrl.types import Group, Rollout
 
 
 class Arrivals(Protocol):
@@ -65,7 +65,7 @@ class Dispatcher:
         """
         draw = self._source.draw()
         env = self._envs[draw.env_name]
-        task = Task(env_name=env.name, id=task_id(draw.spec), spec=draw.spec)
+        task = task_of(env.name, draw.spec)
         group = Group(f"{env.name}/{draw.draw_index}", task, draw.draw_index, size=self._group_size, version=version)
         members = [Rollout(task, group.id, member, draw.draw_index) for member in range(self._group_size)]
         opened = OpenGroup(self._num_opened, draw, env, group, members, self._clock())

@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 
 from jaxrl.tasks.base import TaskSpec
+from jaxrl.types import Task
 
 
 def task_id(spec: TaskSpec) -> str:
@@ -25,6 +26,16 @@ def task_id(spec: TaskSpec) -> str:
     if isinstance(spec, Mapping) and spec.get("id") is not None:
         return str(spec["id"])
     return _digest(spec)
+
+
+def task_of(env_name: str, spec: TaskSpec) -> Task:
+    """Return what a task spec of an environment is to a rollout.
+
+    Example:
+      >>> task_of("sums", {"id": "sum-1", "question": "1 + 1"}).id
+      'sum-1'
+    """
+    return Task(env_name=env_name, id=task_id(spec), spec=spec)
 
 
 def unique_task_ids(tasks: Sequence[TaskSpec]) -> list[str]:

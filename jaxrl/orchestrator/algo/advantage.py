@@ -65,10 +65,7 @@ def group_mean_advantages(rewards_G: Sequence[float] | np.ndarray) -> np.ndarray
     Reference: Shao et al. 2024, DeepSeekMath, https://arxiv.org/abs/2402.03300, section 4.1; without the division as in
       Liu et al. 2025, Understanding R1-Zero-Like Training, https://arxiv.org/abs/2503.20783, section 3.
     """
-    rewards = _checked(rewards_G, "reward")
-    if rewards_are_equal(rewards):
-        return np.zeros(rewards.shape, np.float32)
-    return (rewards - rewards.mean()).astype(np.float32)
+    return _centred(_checked(rewards_G, "reward")).astype(np.float32)
 
 
 def max_rl_advantages(rewards_G: Sequence[float] | np.ndarray) -> np.ndarray:
@@ -131,11 +128,9 @@ def leave_one_out_advantages(rewards_G: Sequence[float] | np.ndarray) -> np.ndar
     Reference: Ahmadian et al. 2024, Back to Basics: Revisiting REINFORCE Style Optimization,
       https://arxiv.org/abs/2402.14740.
     """
-    rewards = _checked(rewards_G, "reward")
-    if rewards_are_equal(rewards):
-        return np.zeros(rewards.shape, np.float32)
-    num_rollouts = len(rewards)
-    return ((rewards - rewards.mean()) * (num_rollouts / (num_rollouts - 1))).astype(np.float32)
+    centred_G = _centred(_checked(rewards_G, "reward"))
+    # A group of one is 0 whatever the factor.
+    return (centred_G * (len(centred_G) / max(1, len(centred_G) - 1))).astype(np.float32)
 
 
 def efficiency_advantages(rewards_G: Sequence[float] | np.ndarray, costs_G: Sequence[float] | np.ndarray) -> np.ndarray:
@@ -242,6 +237,11 @@ def checked_baseline(value: Any, name: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ValueError(f"`{name}` must be a finite number, got {value!r}")
     return float(value)
+
+
+def _centred(rewards_G: np.ndarray) -> np.ndarray:
+    """Return [G] float64 rewards minus their mean; exact zeros where they are equal."""
+    return np.zeros_like(rewards_G) if rewards_are_equal(rewards_G) else rewards_G - rewards_G.mean()
 
 
 def _checked(values_G: Sequence[float] | np.ndarray, noun: str) -> np.ndarray:
