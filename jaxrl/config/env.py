@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 from jaxrl.config.algorithm import AlgorithmConfig, CoefficientsConfig
 from jaxrl.config.base import Section
 from jaxrl.config.reward import RewardConfig
+from jaxrl.config.turns import BudgetConfig, History, Truncated
 
 LEAST_TEMPERATURE = 1e-5
 """The engine refuses any below it but 0."""
@@ -96,6 +97,12 @@ class EnvBase(Section):
     """Share of groups drawn from this environment, relative to the others' ratios."""
     rollout_deadline_s: float = Field(default=300.0, gt=0)
     """A rollout still running after this many seconds is an error (`timeout`), not a reward of 0."""
+    history: History = "template"
+    """What a later turn makes of earlier ones: `template` follows the chat template and forks a branch where that rewrites them, `keep`
+    continues the very tokens that the model saw."""
+    truncated: Truncated = "train"
+    """Rollouts that a limit cut short: `train`, `mask` (they count in the baseline and are not trained on) or `drop` (left out of
+    the group)."""
     reward: RewardConfig | None = None
     """What scores a reply in place of the environment's own scorer; null keeps that one."""
     reward_deadline_s: float = Field(default=30.0, gt=0, le=86400)
@@ -122,11 +129,9 @@ class TierConfig(Section):
     """Dataset parameters of this tier, over the environment's own."""
 
 
-class ReasoningGymEnvConfig(EnvBase):
-    """Single-turn questions from one dataset of the `reasoning_gym` package."""
+class GymQuestionsConfig(EnvBase):
+    """Questions from one dataset of the `reasoning_gym` package, whatever is played with them."""
 
-    type: Literal["reasoning_gym"] = "reasoning_gym"
-    """Which environment: `reasoning_gym`, `questions` or `reverse_text`."""
     dataset: str
     """Name of the dataset, such as `chain_sum`."""
     parameters: dict[str, Any] = {}
@@ -150,10 +155,17 @@ class ReasoningGymEnvConfig(EnvBase):
     """A reply that was cut by the token limit is worth 0 whatever it holds; the scorer `dataset` judges it all the same."""
 
     @model_validator(mode="after")
-    def _has_one_scorer(self) -> ReasoningGymEnvConfig:
+    def _has_one_scorer(self) -> GymQuestionsConfig:
         if self.reward is not None and self.scorer != "exact_match":
             raise ValueError(f"`reward` takes the place of `scorer`={self.scorer!r}; leave one of them out")
         return self
+
+
+class ReasoningGymEnvConfig(GymQuestionsConfig):
+    """Single-turn questions from one dataset of the `reasoning_gym` package."""
+
+    type: Literal["reasoning_gym"] = "reasoning_gym"
+    """Which environment: `reasoning_gym`, `questions`, `reverse_text`, `tools`, `feedback` or `python`."""
 
 
 class QuestionsEnvConfig(EnvBase):
@@ -162,7 +174,7 @@ class QuestionsEnvConfig(EnvBase):
     demonstration_setting: ClassVar[str | None] = "demonstration_key"
 
     type: Literal["questions"] = "questions"
-    """Which environment: `reasoning_gym`, `questions` or `reverse_text`."""
+    """Which environment: `reasoning_gym`, `questions`, `reverse_text`, `tools`, `feedback` or `python`."""
     path: str = Field(min_length=1)
     """The file, relative to where the run is started."""
     question_key: str = Field(default="question", min_length=1)
@@ -188,7 +200,7 @@ class ReverseTextEnvConfig(EnvBase):
     """Repeat a short text backwards: the smallest complete environment, to be copied."""
 
     type: Literal["reverse_text"] = "reverse_text"
-    """Which environment: `reasoning_gym`, `questions` or `reverse_text`."""
+    """Which environment: `reasoning_gym`, `questions`, `reverse_text`, `tools`, `feedback` or `python`."""
     min_chars: int = Field(default=2, ge=1)
     """Shortest text."""
     max_chars: int = Field(default=5, ge=1)
@@ -207,7 +219,71 @@ class ReverseTextEnvConfig(EnvBase):
         return self
 
 
-EnvConfig = Annotated[ReasoningGymEnvConfig | QuestionsEnvConfig | ReverseTextEnvConfig, Field(discriminator="type")]
+class PythonToolConfig(Section):
+    """A Python function `tool(**arguments)` that returns a text, or a JSON value; it runs in a worker process that can be killed."""
+
+    name: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9_-]{0,63}$")
+    """What the policy calls it."""
+    import_path: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
+    """`package.module:function`; refused if `run.allow_import_paths` is false."""
+    description: str = ""
+    """What the policy is told; empty takes the function's docstring."""
+    parameters: dict[str, Any] = {}
+    """JSON schema of the arguments; empty makes one of the function's signature."""
+    deadline_s: float = Field(default=10.0, gt=0, le=86400)
+    """A call that runs longer is killed."""
+
+
+class ToolsEnvConfig(GymQuestionsConfig):
+    """Questions of a `reasoning_gym` dataset that the policy may answer with the help of tools, in several turns."""
+
+    type: Literal["tools"] = "tools"
+    """Which environment: `reasoning_gym`, `questions`, `reverse_text`, `tools`, `feedback` or `python`."""
+    budget: BudgetConfig = BudgetConfig()
+    """When a conversation ends though the policy still calls tools."""
+    calculator: bool = True
+    """Offer the tool `calculator`, which evaluates an arithmetic expression."""
+    python: list[PythonToolConfig] = []
+    """Tools of your own."""
+    describe: bool = True
+    """Tell the policy of its tools at the start of each conversation, as its chat template does it; false for a model that knows them."""
+    max_result_chars: int = Field(default=4000, ge=1)
+    """A longer result is cut for the policy, with a note of how much is missing."""
+    on_failure: Literal["end", "answer"] = "end"
+    """When a tool hangs, dies or returns something absurd: `end` ends the rollout without a reward, `answer` tells the policy."""
+
+
+class FeedbackEnvConfig(GymQuestionsConfig):
+    """Questions of a `reasoning_gym` dataset with several attempts, and a hint after each wrong one."""
+
+    type: Literal["feedback"] = "feedback"
+    """Which environment: `reasoning_gym`, `questions`, `reverse_text`, `tools`, `feedback` or `python`."""
+    budget: BudgetConfig = BudgetConfig(max_turns=3)
+    """How many attempts there are (`max_turns`), and what else ends a conversation."""
+    hint: str = "Wrong, try again."
+    """What a wrong attempt is answered with; `{attempt}` is its number, `{left}` how many are left, `{direction}` says for a
+    numeric answer whether it was too low or too high."""
+    discount: float = Field(default=1.0, ge=0, le=1)
+    """Attempt k is worth `discount` to the power of k - 1 of what its answer is worth."""
+
+
+class PythonEnvConfig(EnvBase):
+    """An environment of your own: a class or function that is called with `name` and `kwargs` and returns one."""
+
+    type: Literal["python"] = "python"
+    """Which environment: `reasoning_gym`, `questions`, `reverse_text`, `tools`, `feedback` or `python`."""
+    import_path: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
+    """`package.module:name`, importable from where the run is started; refused if `run.allow_import_paths` is false."""
+    kwargs: dict[str, Any] = {}
+    """Further keyword arguments of the call."""
+    budget: BudgetConfig = BudgetConfig()
+    """When a conversation of a `ChatEnvironment` ends though that would go on."""
+
+
+EnvConfig = Annotated[
+    ReasoningGymEnvConfig | QuestionsEnvConfig | ReverseTextEnvConfig | ToolsEnvConfig | FeedbackEnvConfig | PythonEnvConfig,
+    Field(discriminator="type"),
+]
 
 
 def env_name(config: EnvBase) -> str:

@@ -11,8 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-Message = Mapping[str, str]
-"""`{"role": ..., "content": ...}`."""
+from jaxrl.types import ToolCall
+
+Message = Mapping[str, Any]
+"""One chat message as OpenAI's API has it: `role` and `content` (a text, or a list of text parts); an assistant's may have
+`tool_calls` and `reasoning_content`, a tool's has `tool_call_id` and `name`."""
+
+ToolSchema = Mapping[str, Any]
+"""What a tool is called with, as OpenAI's API has it: `{"type": "function", "function": {"name", "description", "parameters"}}`."""
 
 TaskSpec = dict[str, Any]
 """The JSON value of one task. Keys that the rest of the system reads: `id` (str, stable, unique in its list) and, where
@@ -29,6 +35,12 @@ class Reply:
     """False if the token limit cut the reply."""
     num_tokens: int
     """Tokens sampled in this turn."""
+    content: str = ""
+    """`text` without reasoning and calls of tools: what a user would be shown."""
+    reasoning: str = ""
+    """What the reply set apart as thinking; empty if nothing."""
+    tool_calls: tuple[ToolCall, ...] = ()
+    """The tools that it asks for, malformed calls included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,17 +57,31 @@ class Outcome:
     """Finite numbers to keep with the rollout."""
     info: Mapping[str, Any] = field(default_factory=dict)
     """What else algorithms and logs are told; JSON-like."""
+    turn_rewards: Sequence[float] | None = None
+    """A finite reward for each policy turn, in order; None if only the whole is rewarded."""
 
 
 class Session(Protocol):
     """One rollout's conversation with the policy."""
 
-    async def ask(self, messages: Sequence[Message]) -> Reply:
+    async def ask(self, messages: Sequence[Message], *, tools: Sequence[ToolSchema] = ()) -> Reply:
         """Append messages to the conversation and let the policy reply.
+
+        Args:
+          messages: what is new; not empty.
+          tools: what the policy may call. They stand at the beginning of a conversation: other tools than before rewrite it.
 
         Raises:
           JaxrlError: whatever the policy's endpoint raised.
         """
+        ...
+
+    def fork(self) -> Session:
+        """Return a session that goes on from what was said so far, beside this one: what one says, the other does not see."""
+        ...
+
+    def restart(self) -> Session:
+        """Return a session of the same rollout in which nothing was said yet: for a sub-agent, or after a summary."""
         ...
 
 

@@ -1,7 +1,21 @@
 """The nouns that both arms share: tasks, rollouts, samples, batches and reports. See `docs/glossary.md`."""
 
 from jaxrl.types.policy import staleness_steps
-from jaxrl.types.rollout import Boundary, Branch, Bucket, Failure, Group, Node, PackedSample, Rollout, Task, Training, Writer, filtered
+from jaxrl.types.rollout import (
+    Boundary,
+    Branch,
+    Bucket,
+    Failure,
+    Group,
+    Node,
+    PackedSample,
+    Rollout,
+    Task,
+    ToolCall,
+    Training,
+    Writer,
+    filtered,
+)
 from jaxrl.types.sample import (
     COMPONENTS,
     OPTIONAL_STREAMS,
@@ -30,6 +44,7 @@ __all__ = [
     "Rollout",
     "StepReport",
     "Task",
+    "ToolCall",
     "TrainBatch",
     "Training",
     "TrainingSample",

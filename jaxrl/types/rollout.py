@@ -86,6 +86,22 @@ class Failure:
     """What the exception said and, if nobody raised it on purpose, where."""
 
 
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One call of a tool that a reply asks for, or what was meant as one."""
+
+    id: str
+    """Unique in its conversation; the tool's answer names it."""
+    name: str
+    """The tool; empty if not even that could be read."""
+    arguments: dict[str, Any] | None
+    """What the tool is called with, a JSON object; None if the call is malformed, which is never run."""
+    raw: str
+    """The JSON text of the arguments as it was written; for a malformed call, whatever stood in its place."""
+    error: str = ""
+    """Why the call is malformed, in words for the policy; empty if it is not."""
+
+
 Writer = Literal["policy", "frozen", "demonstrations"]
 """Who writes replies: the policy, a frozen model, or the environment, whose demonstration stands in for one."""
 
@@ -120,6 +136,10 @@ class Node:
     """stop, length or cancelled, for a sampled node."""
     source: Writer = "policy"
     """Who wrote the sampled tail."""
+    name: str | None = None
+    """The tool that a tool message answers for; None for any other message, and where nobody says."""
+    tool_calls: tuple[ToolCall, ...] = ()
+    """The calls that an assistant message holds, as parsed; for people and logs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +190,8 @@ class Rollout:
     """The message graph, parents before children."""
     reward: float | None = None
     """What the environment gave; None if it could not score the rollout, or the rollout failed."""
+    turn_rewards: list[float] | None = None
+    """What the environment gave for each policy turn, in the order of the sampled nodes; None if it rewards whole rollouts only."""
     failure: Failure | None = None
     """Why it failed; None if it did not."""
     traceback: str = ""
