@@ -17,6 +17,7 @@ VERBS = {
     "train": "train a policy: jaxrl train --config FILE.toml [--any.config.key VALUE ...] [--dry-run]",
     "serve": "serve a model over HTTP: jaxrl serve --config FILE.toml [--any.config.key VALUE ...] [--dry-run]",
     "doctor": "check a configuration and this machine: jaxrl doctor --config FILE.toml [--check NAME]",
+    "rollouts": "read the conversations of a run: jaxrl rollouts RUN_DIR [--step N] [--best | --worst | --errors]",
 }
 """The entry points that exist, with a line of help."""
 

@@ -28,7 +28,7 @@ NAMES = {
 }
 
 ALGORITHMS = {
-    **dict.fromkeys(("grpo", "max_rl", "rloo", "reinforce", "rae"), "rl"),
+    **dict.fromkeys(("grpo", "echo", "max_rl", "rloo", "reinforce", "rae"), "rl"),
     **dict.fromkeys(("opd", "opsd"), "ref_kl"),
     "sft": "ce",
 }

@@ -54,11 +54,18 @@ class AlgorithmBase(Section):
     """The loss component that the sampled tokens feed; the algorithm's own class says the same."""
     is_group_relative: ClassVar[bool] = False
     """True if a rollout's credit comes from comparing it with the rest of its group."""
+    learns_from_observations: ClassVar[bool] = False
+    """True if cross-entropy is also on what the environment says after the policy's first reply."""
+
+    @property
+    def needs_turn_rewards(self) -> bool:
+        """True if credit comes from rewards of single turns."""
+        return False
 
     @property
     def loss_types(self) -> tuple[LossType, ...]:
         """The loss components that the algorithm's tokens may feed."""
-        return (self.action_loss_type,)
+        return (self.action_loss_type, "ce") if self.learns_from_observations else (self.action_loss_type,)
 
     @property
     def samples_from_live_policy(self) -> bool:
@@ -69,8 +76,6 @@ class AlgorithmBase(Section):
     def samples_from_model(self) -> bool:
         """True if a model plays the rollouts, so that token sampling means something."""
         return self.sampling.source != DEMONSTRATIONS
-
-
 
     @property
     def frozen_models(self) -> dict[str, FrozenModelConfig]:
@@ -119,15 +124,108 @@ class TurnsPenaltyConfig(Section):
 LengthPenaltyConfig = Annotated[TokensPenaltyConfig | TurnsPenaltyConfig, Field(discriminator="type")]
 
 
-class GRPOConfig(AlgorithmBase):
+class GroupMeanConfig(AlgorithmBase):
+    """What the algorithms have that credit by the mean of a group."""
+
+    length_penalty: LengthPenaltyConfig | None = None
+    """Favour the cheaper among a group's best rollouts: such a one counts up to twice its reward, every other rollout
+    what it got. Null favours none."""
+    credit: Literal["rollout", "turn"] = "rollout"
+    """What is compared within a group: `rollout`, the rewards of whole rollouts, or `turn`, those of single turns, which the
+    environment must give: a turn is credited with what it and the later ones earned above the mean turn."""
+    is_group_relative: ClassVar[bool] = True
+
+    @property
+    def needs_turn_rewards(self) -> bool:
+        """True if credit comes from rewards of single turns."""
+        return self.credit == "turn"
+
+    @model_validator(mode="after")
+    def _has_one_kind_of_credit(self) -> GroupMeanConfig:
+        if self.credit == "turn" and self.length_penalty is not None:
+            raise ValueError(
+                "`length_penalty` multiplies the rewards of whole rollouts, which `credit`='turn' does not look at; leave it out, or use "
+                "`credit`='rollout'"
+            )
+        return self
+
+
+class GRPOConfig(GroupMeanConfig):
     """Group-relative policy optimisation: reward minus the group's mean."""
 
     type: Literal["grpo"] = "grpo"
     """Which algorithm. `grpo`: a rollout's advantage is its reward minus the mean of its group."""
-    length_penalty: LengthPenaltyConfig | None = None
-    """Favour the cheaper among a group's best rollouts: such a one counts up to twice its reward, every other rollout
-    what it got. Null favours none."""
-    is_group_relative: ClassVar[bool] = True
+
+
+class RoleConfig(Section):
+    """How much the messages of one role are learned from."""
+
+    alpha: float = Field(default=0.1, gt=0, allow_inf_nan=False)
+    """Weight of the cross-entropy of their tokens."""
+
+
+class ToolRoleConfig(RoleConfig):
+    """How much the answers of tools are learned from, and of which."""
+
+    tool_names: list[str] | None = Field(default=None, min_length=1)
+    """Only the answers of the tools of these names; null takes those of all, also answers that name no tool."""
+
+
+class EchoRolesConfig(Section):
+    """The roles whose messages are learned from; one that is null is not."""
+
+    system: RoleConfig | None = None
+    """Messages of the system, such as a rule that is announced later."""
+    user: RoleConfig | None = None
+    """Messages of the user, such as a hint after an attempt."""
+    assistant: RoleConfig | None = None
+    """Replies that the environment itself wrote, never those of the policy."""
+    tool: ToolRoleConfig | None = None
+    """Answers of tools."""
+
+    @property
+    def table(self) -> dict[str, RoleConfig]:
+        """The roles that are learned from, with their settings."""
+        return {name: role for name, role in self if role is not None}
+
+    @model_validator(mode="after")
+    def _has_a_role(self) -> EchoRolesConfig:
+        if not self.table:
+            raise ValueError(
+                "`roles` is empty, so nothing that the environment says would be learned from; leave it out for `tool` alone, name a role, "
+                "such as `roles.user.alpha`=0.1, or use `type`='grpo'"
+            )
+        return self
+
+
+class EchoFilterConfig(Section):
+    """A Python function `keep(rollout, **kwargs)` that takes tokens out of what is learned from.
+
+    It returns one mask for each branch that is trained, a list of as many bools as the branch has tokens. False takes a
+    token out; True adds none.
+    """
+
+    import_path: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
+    """`package.module:function`, importable from where the run is started; refused if `run.allow_import_paths` is false."""
+    kwargs: dict[str, Any] = {}
+    """Keyword arguments of every call."""
+
+
+class EchoConfig(GroupMeanConfig):
+    """ECHO: `grpo`, and cross-entropy on what the environment says after the policy's first reply."""
+
+    type: Literal["echo"] = "echo"
+    """Which algorithm. `echo`: `grpo`, and the policy also learns to predict what the environment says after its first reply."""
+    roles: EchoRolesConfig | None = None
+    """Whose messages are learned from, and how much; null is `tool` alone, at its default. Any role that is set replaces that."""
+    filter: EchoFilterConfig | None = None
+    """Function that takes tokens out of what is learned from; null takes none."""
+    learns_from_observations: ClassVar[bool] = True
+
+    @property
+    def table(self) -> dict[str, RoleConfig]:
+        """The roles that are learned from, with their settings."""
+        return (self.roles or EchoRolesConfig(tool=ToolRoleConfig())).table
 
 
 class MaxRLConfig(AlgorithmBase):
@@ -228,7 +326,8 @@ class SFTConfig(AlgorithmBase):
 
 
 AlgorithmConfig = Annotated[
-    GRPOConfig | MaxRLConfig | RLOOConfig | ReinforceConfig | RAEConfig | OPDConfig | OPSDConfig | SFTConfig, Field(discriminator="type")
+    GRPOConfig | EchoConfig | MaxRLConfig | RLOOConfig | ReinforceConfig | RAEConfig | OPDConfig | OPSDConfig | SFTConfig,
+    Field(discriminator="type"),
 ]
 
 

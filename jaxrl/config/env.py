@@ -6,6 +6,7 @@ the environment itself can judge, such as the parameters of a dataset, is checke
 
 from __future__ import annotations
 
+from string import Formatter
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -83,6 +84,8 @@ class EnvBase(Section):
 
     demonstration_setting: ClassVar[str | None] = None
     """Name of the setting that says where in a task its demonstration is, if there is one."""
+    has_one_turn: ClassVar[bool] = False
+    """True if every rollout ends with the first reply."""
 
     type: str
     """Tag of the environment; each environment fixes its own."""
@@ -101,8 +104,8 @@ class EnvBase(Section):
     """What a later turn makes of earlier ones: `template` follows the chat template and forks a branch where that rewrites them, `keep`
     continues the very tokens that the model saw."""
     truncated: Truncated = "train"
-    """Rollouts that a limit cut short: `train`, `mask` (they count in the baseline and are not trained on) or `drop` (left out of
-    the group)."""
+    """Rollouts that a limit cut short: `train`, `mask` (they count in the baseline and none of their sampled tokens is trained) or
+    `drop` (left out of the group)."""
     reward: RewardConfig | None = None
     """What scores a reply in place of the environment's own scorer; null keeps that one."""
     reward_deadline_s: float = Field(default=30.0, gt=0, le=86400)
@@ -164,17 +167,20 @@ class GymQuestionsConfig(EnvBase):
 class ReasoningGymEnvConfig(GymQuestionsConfig):
     """Single-turn questions from one dataset of the `reasoning_gym` package."""
 
+    has_one_turn: ClassVar[bool] = True
+
     type: Literal["reasoning_gym"] = "reasoning_gym"
-    """Which environment: `reasoning_gym`, `questions`, `reverse_text`, `tools`, `feedback` or `python`."""
+    """Which environment: `reasoning_gym`, `questions`, `reverse_text`, `tools`, `feedback`, `python` or `agent`."""
 
 
 class QuestionsEnvConfig(EnvBase):
     """Single-turn questions from a file of yours: one JSON object a line (JSONL), with a question and its answer."""
 
     demonstration_setting: ClassVar[str | None] = "demonstration_key"
+    has_one_turn: ClassVar[bool] = True
 
     type: Literal["questions"] = "questions"
-    """Which environment: `reasoning_gym`, `questions`, `reverse_text`, `tools`, `feedback` or `python`."""
+    """Which environment: `reasoning_gym`, `questions`, `reverse_text`, `tools`, `feedback`, `python` or `agent`."""
     path: str = Field(min_length=1)
     """The file, relative to where the run is started."""
     question_key: str = Field(default="question", min_length=1)
@@ -199,8 +205,10 @@ class QuestionsEnvConfig(EnvBase):
 class ReverseTextEnvConfig(EnvBase):
     """Repeat a short text backwards: the smallest complete environment, to be copied."""
 
+    has_one_turn: ClassVar[bool] = True
+
     type: Literal["reverse_text"] = "reverse_text"
-    """Which environment: `reasoning_gym`, `questions`, `reverse_text`, `tools`, `feedback` or `python`."""
+    """Which environment: `reasoning_gym`, `questions`, `reverse_text`, `tools`, `feedback`, `python` or `agent`."""
     min_chars: int = Field(default=2, ge=1)
     """Shortest text."""
     max_chars: int = Field(default=5, ge=1)
@@ -231,18 +239,22 @@ class PythonToolConfig(Section):
     parameters: dict[str, Any] = {}
     """JSON schema of the arguments; empty makes one of the function's signature."""
     deadline_s: float = Field(default=10.0, gt=0, le=86400)
-    """A call that runs longer is killed."""
+    """A call that runs longer is killed, and the tool has failed. Waiting for a free process does not count."""
+    workers: int = Field(default=2, ge=1)
+    """Worker processes that answer calls at the same time; each is started when a call finds the others busy."""
+    env_vars: list[str] = []
+    """Environment variables that the function may see though they look like secrets; its process gets no others that do."""
 
 
 class ToolsEnvConfig(GymQuestionsConfig):
     """Questions of a `reasoning_gym` dataset that the policy may answer with the help of tools, in several turns."""
 
     type: Literal["tools"] = "tools"
-    """Which environment: `reasoning_gym`, `questions`, `reverse_text`, `tools`, `feedback` or `python`."""
+    """Which environment: `reasoning_gym`, `questions`, `reverse_text`, `tools`, `feedback`, `python` or `agent`."""
     budget: BudgetConfig = BudgetConfig()
-    """When a conversation ends though the policy still calls tools."""
+    """When a conversation ends though the policy still calls tools; it is then worth 0, since nothing was answered."""
     calculator: bool = True
-    """Offer the tool `calculator`, which evaluates an arithmetic expression."""
+    """Offer the tool `calculator`, which evaluates an arithmetic `expression`."""
     python: list[PythonToolConfig] = []
     """Tools of your own."""
     describe: bool = True
@@ -251,27 +263,51 @@ class ToolsEnvConfig(GymQuestionsConfig):
     """A longer result is cut for the policy, with a note of how much is missing."""
     on_failure: Literal["end", "answer"] = "end"
     """When a tool hangs, dies or returns something absurd: `end` ends the rollout without a reward, `answer` tells the policy."""
+    demonstration_format: Literal["hermes", "llama3", "mistral", "xml"] = "hermes"
+    """How demonstrations write a call of the calculator: in the policy's own format, which `model.tool_format` names."""
+
+    @model_validator(mode="after")
+    def _tools_have_names_of_their_own(self) -> ToolsEnvConfig:
+        names = ["calculator"] * self.calculator + [tool.name for tool in self.python]
+        if not names:
+            raise ValueError("`calculator`=false and no `python` tool leave nothing to call; use an environment of type 'reasoning_gym'")
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"two tools have the name {twice[0]!r}; give each its own `name`, or leave out `calculator`")
+        return self
 
 
 class FeedbackEnvConfig(GymQuestionsConfig):
     """Questions of a `reasoning_gym` dataset with several attempts, and a hint after each wrong one."""
 
     type: Literal["feedback"] = "feedback"
-    """Which environment: `reasoning_gym`, `questions`, `reverse_text`, `tools`, `feedback` or `python`."""
+    """Which environment: `reasoning_gym`, `questions`, `reverse_text`, `tools`, `feedback`, `python` or `agent`."""
     budget: BudgetConfig = BudgetConfig(max_turns=3)
     """How many attempts there are (`max_turns`), and what else ends a conversation."""
-    hint: str = "Wrong, try again."
-    """What a wrong attempt is answered with; `{attempt}` is its number, `{left}` how many are left, `{direction}` says for a
-    numeric answer whether it was too low or too high."""
+    hint: str = Field(default="Wrong, try again.", min_length=1)
+    """What a wrong attempt is answered with; `{attempt}` is its number, `{left}` how many are left, `{direction}` says of a
+    number that it is too low or too high; it is empty where the right answer is no number."""
     discount: float = Field(default=1.0, ge=0, le=1)
-    """Attempt k is worth `discount` to the power of k - 1 of what its answer is worth."""
+    """Attempt k is worth `discount` to the power of k - 1 of what its answer is worth; the rollout is worth its last attempt."""
+    turn_rewards: bool = False
+    """Give each attempt its worth as the reward of its turn too, for algorithms that credit turns."""
+
+    @model_validator(mode="after")
+    def _hint_has_known_fields(self) -> FeedbackEnvConfig:
+        try:
+            fields = {name for _, name, _, _ in Formatter().parse(self.hint) if name is not None}
+            if unknown := sorted(fields - {"attempt", "left", "direction"}):
+                raise ValueError(f"there is no field {unknown[0]!r}, there are 'attempt', 'left' and 'direction'")
+            self.hint.format(attempt=1, left=1, direction="")
+        except (ValueError, LookupError) as error:
+            raise ValueError(f"`hint`={self.hint!r} cannot be filled in: {error}; a brace that is meant as one is written twice") from None
+        return self
 
 
 class PythonEnvConfig(EnvBase):
     """An environment of your own: a class or function that is called with `name` and `kwargs` and returns one."""
 
     type: Literal["python"] = "python"
-    """Which environment: `reasoning_gym`, `questions`, `reverse_text`, `tools`, `feedback` or `python`."""
+    """Which environment: `reasoning_gym`, `questions`, `reverse_text`, `tools`, `feedback`, `python` or `agent`."""
     import_path: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
     """`package.module:name`, importable from where the run is started; refused if `run.allow_import_paths` is false."""
     kwargs: dict[str, Any] = {}
@@ -280,8 +316,37 @@ class PythonEnvConfig(EnvBase):
     """When a conversation of a `ChatEnvironment` ends though that would go on."""
 
 
+class AgentEnvConfig(EnvBase):
+    """An agent of your own, a program that talks to the policy through OpenAI's API and says what that was worth."""
+
+    type: Literal["agent"] = "agent"
+    """Which environment: `reasoning_gym`, `questions`, `reverse_text`, `tools`, `feedback`, `python` or `agent`."""
+    import_path: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
+    """`package.module:function`, importable from where the run is started; refused if `run.allow_import_paths` is false. It is called as
+    `function(spec, base_url, api_key, **kwargs)` and returns a reward, None, or an `Outcome`, which may be a dict."""
+    kwargs: dict[str, Any] = {}
+    """Further keyword arguments of each call."""
+    path: str = Field(min_length=1)
+    """The tasks: one JSON object a line (JSONL), relative to where the run is started. Each may have an `id` that no other has."""
+    budget: BudgetConfig = BudgetConfig(max_turns=64)
+    """When the agent's requests are refused, whatever conversation of the rollout they belong to."""
+
+    @model_validator(mode="after")
+    def _agent_words_its_own_prompts(self) -> AgentEnvConfig:
+        for name in ("system_prompt", "examples"):
+            if getattr(self, name):
+                raise ValueError(f"`{name}` has no place in an environment of type 'agent', which words its own prompts; leave it out")
+        return self
+
+
 EnvConfig = Annotated[
-    ReasoningGymEnvConfig | QuestionsEnvConfig | ReverseTextEnvConfig | ToolsEnvConfig | FeedbackEnvConfig | PythonEnvConfig,
+    ReasoningGymEnvConfig
+    | QuestionsEnvConfig
+    | ReverseTextEnvConfig
+    | ToolsEnvConfig
+    | FeedbackEnvConfig
+    | PythonEnvConfig
+    | AgentEnvConfig,
     Field(discriminator="type"),
 ]
 

@@ -6,7 +6,7 @@ What is reserved for later is parsed here, so that `config.run` can say why it i
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, ConfigDict, Field, field_validator
@@ -27,6 +27,12 @@ def _is_a_variable(name: str) -> str:
 
 VariableName = Annotated[str, AfterValidator(_is_a_variable)]
 """The name of an environment variable. What is given in its place may be the key itself, so no error repeats it."""
+
+
+ToolFormat = Literal["auto", "hermes", "llama3", "mistral", "xml"]
+"""How a model writes calls of tools: `hermes` is JSON between `<tool_call>` tags (Qwen too), `llama3` a JSON object that is the whole
+reply, `mistral` a JSON list after `[TOOL_CALLS]`, `xml` `<function=...>` with parameters (Qwen3-Coder); `auto` takes the one that reads
+back what the model's chat template writes."""
 
 
 class ClientConfig(Section):
@@ -75,6 +81,11 @@ class PolicyModelConfig(Section):
     `org/name@revision`, whose files are fetched first."""
     trust_remote_code: bool = False
     """Tokenizers that ship code are not run; true is refused."""
+    renderer: str = Field(default="auto", min_length=1)
+    """What turns messages into tokens: `template` is the tokenizer's own chat template; a name of the `renderers` package, such as `qwen3`,
+    is what that package knows of a model; `auto` takes the package if it is installed and knows the very `name`, else the template."""
+    tool_format: ToolFormat = "auto"
+    """How calls of tools are read in its replies: `hermes`, `llama3`, `mistral` or `xml`; `auto` finds out from the chat template."""
     lora: None = None
     """Low-rank adapters are not built; any value but null is refused."""
     client: ClientConfig = ClientConfig()

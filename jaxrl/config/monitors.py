@@ -7,7 +7,7 @@ its section is there, and then its package must be installed.
 from importlib import metadata
 from typing import Literal, Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from jaxrl.config.base import Section
 
@@ -44,6 +44,8 @@ class MonitorsConfig(Section):
     token_export: bool = True
     """In that file, give each token its text, its origin, the trainer's logprob, its weights and why it was not trained. False writes
     ids, mask, versions and streams only, in about half the space, and the trainer reports no logprobs."""
+    show_rollout_every_n_steps: int = Field(default=0, ge=0)
+    """Print one rollout of every so many steps as a conversation; 0 prints none. `python -m jaxrl.rollouts RUN_DIR` shows any of them."""
     plot: bool = True
     """Draw `reward_curve.png` at the end of the run."""
     tensorboard: TensorBoardConfig | None = None

@@ -15,7 +15,7 @@ _ALGO_TABLES = ("orchestrator.algo", "orchestrator.train.env.N.algo", "orchestra
 _GRPO = "credit as reward minus the group's mean is `ALGO.type`='grpo'"
 _NO_STD = "nothing is divided by the group's standard deviation; `ALGO.type`='grpo' subtracts its mean, 'max_rl' also divides by the mean"
 _NO_ADVANTAGE = "the algorithms without advantages are `ALGO.type`='sft', 'opd' and 'opsd'"
-_BY_ROLE = "which of the environment's messages are trained on is said by role: `ALGO.roles` of 'echo', which is not built yet"
+_BY_ROLE = "which of the environment's messages are trained on is said by role: `ALGO.roles` of 'echo'"
 
 _IN_ALGO = {
     "advantage": "how credit is given is the algorithm itself, `ALGO.type`; its settings stand beside that",

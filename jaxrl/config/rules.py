@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from jaxrl.config.algorithm import AlgorithmBase
 from jaxrl.config.env import EnvBase, SamplingConfig, env_name
 
-UNUSED_IN_EVALUATION = ("algo", "coefficients", "ratio", "tasks")
+UNUSED_IN_EVALUATION = ("algo", "coefficients", "ratio", "tasks", "truncated")
 """Settings of an environment that mean something in training only."""
 
 
@@ -43,6 +43,11 @@ def check_training_env(index: int, env: EnvBase, algo: AlgorithmBase, sampling: 
     if algo.samples_from_live_policy:
         _check_policy_sampling(index, env, sampling)
     _check_coefficients(index, env, algo)
+    if algo.needs_turn_rewards and _has_one_turn(env):
+        raise ValueError(
+            f"`{key_of(index, env, 'algo')}.credit`='turn': env {env_name(env)!r} ends with the first reply, and gives one reward for the "
+            "whole rollout; use 'rollout'"
+        )
     if not algo.samples_from_model and env.sampling is not None:
         warnings.warn(
             f"`{key_of(index, env, 'sampling')}` is not used: env {env_name(env)!r} takes its rollouts from demonstrations "
@@ -58,13 +63,15 @@ def warn_of_training(envs: Sequence[tuple[EnvBase, AlgorithmBase, SamplingConfig
       envs: the training environments, each with the algorithm and the token sampling that it ends up with.
       group_size: rollouts of one task.
     """
-    tempered, alone = defaultdict[str, list[str]](list), defaultdict[str, list[str]](list)
+    tempered, alone, mute = (defaultdict[str, list[str]](list) for _ in range(3))
     for index, (env, algo, sampling) in enumerate(envs):
         if "ref_kl" in algo.loss_types and sampling.temperature != 1:
             setting = f"`{key_of(index, env, 'sampling')}.temperature`={sampling.temperature:g}: `{algo.type}`"
             tempered[setting].append(env_name(env))
         if group_size == 1 and algo.is_group_relative:
             alone[f"`{algo.type}` (`{key_of(index, env, 'algo')}.type`)"].append(env_name(env))
+        if algo.learns_from_observations and _has_one_turn(env):
+            mute[f"`{key_of(index, env, 'algo')}.type`={algo.type!r}"].append(env_name(env))
     for setting, names in tempered.items():
         warnings.warn(
             f"{setting} compares logprobs of the teacher and the policy at temperature 1, but env {_listed(names)} samples at another one, "
@@ -77,6 +84,20 @@ def warn_of_training(envs: Sequence[tuple[EnvBase, AlgorithmBase, SamplingConfig
             "be 0 and nothing will be learned from it; use at least 2, or 'reinforce'",
             stacklevel=2,
         )
+
+
+    for setting, names in mute.items():
+        warnings.warn(
+            f"{setting} learns from what an environment says after the policy's first reply, and env {_listed(names)} ends with that reply, "
+            "so it learns there as 'grpo' does; use that, or an environment of several turns",
+            stacklevel=2,
+        )
+
+
+def _has_one_turn(env: EnvBase) -> bool:
+    """Say whether every rollout of an environment ends with the first reply."""
+    budget = getattr(env, "budget", None)
+    return env.has_one_turn or (budget is not None and budget.max_turns == 1)
 
 
 def _listed(names: Sequence[str]) -> str:

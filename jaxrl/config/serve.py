@@ -13,7 +13,8 @@ from pydantic import ConfigDict, Field, model_validator
 
 from jaxrl.config.base import Section
 from jaxrl.config.inference import EmbeddedInferenceConfig, InferenceConfig
-from jaxrl.config.model import VariableName
+from jaxrl.config.model import ToolFormat, VariableName
+from jaxrl.config.turns import History
 
 
 class ServedModelConfig(Section):
@@ -24,6 +25,8 @@ class ServedModelConfig(Section):
     `org/name@revision`, whose files are fetched first."""
     served_name: str | None = Field(default=None, min_length=1)
     """What requests call the model; null means the last part of `name`."""
+    tool_format: ToolFormat = "auto"
+    """How calls of tools are read in its replies: `hermes`, `llama3`, `mistral` or `xml`; `auto` finds out from the chat template."""
 
 
 class ServerConfig(Section):
@@ -46,6 +49,13 @@ class ServerConfig(Section):
     """Longest request body; a longer one is refused with 413."""
     max_logprobs: int = Field(default=5, ge=0, le=64)
     """Most alternatives per token that a request may ask for; 0 leaves them out of the compiled programs."""
+    history: History = "template"
+    """What a later turn of a chat makes of what was said before: `template` lets the chat template rewrite it (drop earlier thinking),
+    `keep` always continues the very tokens that the model saw."""
+    max_conversations: int = Field(default=1024, ge=0)
+    """Replies of chats whose tokens are remembered, so that the conversation goes on from them; 0 encodes every history anew."""
+    max_conversation_tokens: int = Field(default=4 * 2**20, ge=1)
+    """Tokens of all remembered replies with their prompts together; the least recently used make room."""
     shutdown_deadline_s: float = Field(default=30.0, gt=0)
     """How long Ctrl-C lets running requests go on before they are cancelled."""
     compile_cache: bool = True

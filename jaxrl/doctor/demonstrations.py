@@ -13,6 +13,8 @@ from jaxrl.doctor.finding import Finding, good, joined, verdict, warning
 from jaxrl.doctor.probes import PLAY_DEADLINE_S, algorithm_of, play_empty, rollout_of, spread
 from jaxrl.envs.base import Environment
 from jaxrl.envs.play import play_rollout
+from jaxrl.envs.tools.environment import UNPARSED
+from jaxrl.envs.tools.toolbox import MALFORMED
 from jaxrl.errors import SampleError
 from jaxrl.orchestrator.algo import OPSD
 from jaxrl.orchestrator.sources import DemonstrationSource
@@ -72,6 +74,8 @@ def _look_at_replies(exam: Examination, env: Environment) -> Finding:
         problems.append(f"{num_long} are too long; raise `inference.max_model_len` and `trainer.row_length` to {needed}, or leave them out")
     if rewards and max(rewards) <= 0:
         remarks.append("the environment's own scorer gives none of them more than 0; see what form of reply it expects")
+    if any(rollout.metrics.get(MALFORMED) or rollout.metrics.get(UNPARSED) for rollout in rollouts):
+        remarks.append("calls of tools in them are not read as such; `demonstration_format` is not the policy's, see `model.tool_format`")
     return verdict(text, problems, remarks)
 
 

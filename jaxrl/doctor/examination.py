@@ -57,17 +57,15 @@ class Examination:
     @functools.cached_property
     def renderer(self) -> Renderer:
         """Messages to token ids, as the run does it."""
-        from jaxrl.inference.rendering import Renderer
+        from jaxrl.inference.known_models import load_renderer
 
-        return Renderer.from_pretrained(self.model_name)
+        model = self.config.orchestrator.model
+        return load_renderer(model.name, renderer=model.renderer, tool_format=model.tool_format)
 
     @functools.cached_property
     def tokenizer(self) -> PreTrainedTokenizerFast:
         """The tokenizer by itself, for what its files say beside what is made of them."""
-        _ = self.renderer  # says what is wrong with the files, for people
-        from transformers import PreTrainedTokenizerFast
-
-        return PreTrainedTokenizerFast.from_pretrained(self.directory)
+        return self.renderer.tokenizer
 
     @property
     def worlds(self) -> tuple[list[Environment], list[Environment]]:

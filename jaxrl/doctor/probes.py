@@ -1,4 +1,4 @@
-"""What checks play with instead of a model: a session that gives one reply to everything, and the algorithm that a run would build.
+"""What checks play with instead of a model: a session that says what it was told to, and the algorithm that a run would build.
 
 In: an examination, an environment. Out: rollouts without tokens, and how long their prompts were. Whatever an environment does
 meanwhile becomes data, and ends within a deadline. It judges nothing.
@@ -7,13 +7,16 @@ meanwhile becomes data, and ends within a deadline. It judges nothing.
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import Callable, Sequence
+
+import numpy as np
 
 from jaxrl.config.env import EnvBase, env_name
 from jaxrl.doctor.examination import Examination
-from jaxrl.envs.base import Environment, Message, Reply, TaskSpec
+from jaxrl.envs.base import Demonstration, Environment, Message, Reply, TaskSpec, ToolSchema, demonstrated_turns
 from jaxrl.envs.play import play_rollout
-from jaxrl.inference.rendering import Renderer
+from jaxrl.inference.rendering import Renderer, RenderState
 from jaxrl.orchestrator.algo import Algorithm, AlgorithmContext, build_algorithm
 from jaxrl.orchestrator.connections import UnservedPolicy
 from jaxrl.tasks import task_of
@@ -26,18 +29,41 @@ PLAY_DEADLINE_S = 10.0
 
 
 class OneReply:
-    """A session that answers everything with the same text, and measures what it was asked."""
+    """A session that answers everything with the same text, and measures what it was asked.
 
-    def __init__(self, renderer: Renderer, text: str = "") -> None:
+    Args:
+      renderer: messages to ids, with the policy's tokenizer.
+      said: the text; with one for each turn, the last one answers all further turns too.
+    """
+
+    def __init__(self, renderer: Renderer, said: Demonstration = "") -> None:
         self.lengths: list[int] = []
         """Tokens of each prompt."""
         self._renderer = renderer
-        self._text = text
+        self._said = demonstrated_turns(said) or ("",)
+        self._state: RenderState | None = None
+        self._num_turns = 0
 
-    async def ask(self, messages: Sequence[Message]) -> Reply:
+    async def ask(self, messages: Sequence[Message], *, tools: Sequence[ToolSchema] = ()) -> Reply:
         """Note the prompt's length and reply."""
-        self.lengths.append(len(self._renderer.open_turn(None, messages).prompt_ids))
-        return Reply(text=self._text, is_stopped=True, num_tokens=0)
+        turn = self._renderer.open_turn(self._state, messages, tools=tools)
+        self.lengths.append(len(turn.prompt_ids))
+        text = self._said[min(self._num_turns, len(self._said) - 1)]
+        written = self._renderer.encode(text, add_special_tokens=False)
+        self._state = self._renderer.close_turn(turn, np.append(written, self._renderer.turn_end_id))
+        self._num_turns += 1
+        said = self._state.reply
+        return Reply(text, is_stopped=True, num_tokens=0, content=said.content, reasoning=said.reasoning, tool_calls=said.tool_calls)
+
+    def fork(self) -> OneReply:
+        """Return a session that goes on from here and notes lengths in the same list."""
+        return copy.copy(self)
+
+    def restart(self) -> OneReply:
+        """Return a session in which nothing was said yet and which notes lengths in the same list."""
+        other = copy.copy(self)
+        other._state, other._num_turns = None, 0
+        return other
 
 
 def spread(tasks: Sequence[TaskSpec], num: int) -> list[TaskSpec]:
@@ -71,7 +97,7 @@ async def play_empty(exam: Examination, env: Environment) -> list[tuple[Rollout,
 
 
 def algorithm_of(
-    exam: Examination, env_config: EnvBase, demonstration: Callable[[TaskSpec], str | None] = lambda spec: None
+    exam: Examination, env_config: EnvBase, demonstration: Callable[[TaskSpec], Demonstration | None] = lambda spec: None
 ) -> Algorithm:
     """Return the algorithm of a training environment as the run builds it, but for the policy; nothing is connected yet."""
     context = AlgorithmContext(

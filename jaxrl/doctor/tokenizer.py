@@ -26,15 +26,8 @@ def check_tokenizer(exam: Examination) -> Finding:
     bos = "no BOS token" if bos_id is None else f"BOS {renderer.decode([bos_id])!r} ({bos_id})"
     if bos_id is not None and prompt_ids[:1] == [bos_id]:
         bos += " at the start"
-        if prompt_ids[:2] == [bos_id, bos_id]:
-            problems.append("a prompt begins with BOS twice, which the model has never seen: remove it from the chat template")
     elif bos_id is not None:
         bos += " not at the start"
-        if renderer.encode("a").tolist()[:1] == [bos_id]:
-            remarks.append(
-                "the tokenizer puts BOS before bare text and the chat template does not, so prompts begin without; if the model was tuned "
-                "with it, add `{{ bos_token }}` at the start of the template"
-            )
 
     named = {"generation_config.json": _generation_eos(exam.directory), "the tokenizer": [] if eos_id is None else [eos_id]}
     named["the template"] = sorted(set(renderer.stop_ids).difference(*named.values()))

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from jaxrl.errors import ConfigError
 from jaxrl.types import ToolCall
 
 Message = Mapping[str, Any]
@@ -41,6 +42,10 @@ class Reply:
     """What the reply set apart as thinking; empty if nothing."""
     tool_calls: tuple[ToolCall, ...] = ()
     """The tools that it asks for, malformed calls included."""
+    num_prompt_tokens: int = 0
+    """Tokens that the policy was shown before this turn."""
+    has_unread_call: bool = False
+    """True if it looks as if it called a tool in some format, but not in the one that is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +63,19 @@ class Outcome:
     info: Mapping[str, Any] = field(default_factory=dict)
     """What else algorithms and logs are told; JSON-like."""
     turn_rewards: Sequence[float] | None = None
-    """A finite reward for each policy turn, in order; None if only the whole is rewarded."""
+    """A finite reward for each reply of the policy, in the order in which they were given, those of other conversations of the rollout
+    included; None if only the whole is rewarded. `reward` is not made of them: what is not scored as a whole says so."""
+
+
+Demonstration = str | Sequence[str]
+"""Reference replies as the policy should write them, one for each of its turns; a single text is one turn."""
 
 
 class Session(Protocol):
-    """One rollout's conversation with the policy."""
+    """One rollout's conversation with the policy.
+
+    One `ask` at a time: what is to be said side by side is said in forks.
+    """
 
     async def ask(self, messages: Sequence[Message], *, tools: Sequence[ToolSchema] = ()) -> Reply:
         """Append messages to the conversation and let the policy reply.
@@ -72,6 +85,7 @@ class Session(Protocol):
           tools: what the policy may call. They stand at the beginning of a conversation: other tools than before rewrite it.
 
         Raises:
+          PromptTooLongError: the conversation leaves no room for a reply.
           JaxrlError: whatever the policy's endpoint raised.
         """
         ...
@@ -98,10 +112,40 @@ class Environment(Protocol):
         """Play one task to its end."""
         ...
 
-    def demonstration(self, spec: TaskSpec) -> str | None:
-        """Return the environment's own reference reply to a task, as the policy should write it; None if there is none."""
+    def demonstration(self, spec: TaskSpec) -> Demonstration | None:
+        """Return the environment's own reference replies to a task; None if there are none."""
         ...
 
     def close(self) -> None:
         """Give back what playing took, such as processes. May be called twice; nothing is played afterwards."""
         ...
+
+
+def demonstrated_turns(demonstration: Demonstration | None) -> tuple[str, ...] | None:
+    """Return the replies of a demonstration, one per turn; None for what is none.
+
+    Example:
+      >>> demonstrated_turns("11"), demonstrated_turns(["add 8 and 3", "11"]), demonstrated_turns(None), demonstrated_turns([])
+      (('11',), ('add 8 and 3', '11'), None, None)
+    """
+    turns = (demonstration,) if isinstance(demonstration, str) else demonstration
+    is_list = isinstance(turns, Sequence) and len(turns) > 0 and all(isinstance(turn, str) for turn in turns)
+    return tuple(turns) if is_list else None
+
+
+def checked_tasks(name: str, tasks: Sequence[TaskSpec]) -> list[TaskSpec]:
+    """Return the tasks of an environment.
+
+    Args:
+      name: the environment, for messages.
+      tasks: what it is to play.
+
+    Raises:
+      ConfigError: no task, or two tasks with one id, or a task without one.
+    """
+    ids = [spec.get("id") for spec in tasks]
+    if not ids:
+        raise ConfigError(f"env {name!r} has no tasks")
+    if None in ids or len(set(ids)) < len(ids):
+        raise ConfigError(f"env {name!r}: every task needs an `id` of its own, got {len(set(ids) - {None})} ids for {len(ids)} tasks")
+    return list(tasks)

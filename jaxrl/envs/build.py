@@ -11,13 +11,26 @@ import json
 import logging
 from collections.abc import Sequence
 
-from jaxrl.config.env import EnvConfig, QuestionsEnvConfig, ReasoningGymEnvConfig, ReverseTextEnvConfig
+from jaxrl.config.env import (
+    AgentEnvConfig,
+    EnvConfig,
+    FeedbackEnvConfig,
+    PythonEnvConfig,
+    QuestionsEnvConfig,
+    ReasoningGymEnvConfig,
+    ReverseTextEnvConfig,
+    ToolsEnvConfig,
+)
+from jaxrl.envs.agent.environment import agent_environment
 from jaxrl.envs.base import Environment
+from jaxrl.envs.feedback import FeedbackEnvironment, feedback_environment
 from jaxrl.envs.grading.scorer import reward_scorer
+from jaxrl.envs.imported import python_environment
 from jaxrl.envs.questions import questions_environment
 from jaxrl.envs.reasoning_gym import reasoning_gym_environment
 from jaxrl.envs.reverse_text import reverse_text
 from jaxrl.envs.single_turn import SingleTurnEnvironment
+from jaxrl.envs.tools.environment import ToolEnvironment, tool_environment
 from jaxrl.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -33,8 +46,11 @@ def build_environment(config: EnvConfig) -> Environment:
     environment = _build(config)
     if config.reward is None:
         return environment
-    if not isinstance(environment, SingleTurnEnvironment):
-        raise ConfigError(f"env {environment.name!r}: `reward` scores one reply, and an environment of type {config.type!r} has many")
+    if not isinstance(environment, SingleTurnEnvironment | ToolEnvironment | FeedbackEnvironment):
+        environment.close()
+        raise ConfigError(
+            f"env {environment.name!r}: `reward` scores an answer, and an environment of type {config.type!r} scores itself; leave it out"
+        )
     scorer = reward_scorer(config, config.reward)
     return environment.scored_by(scorer.score, scorer.close)
 
@@ -47,6 +63,14 @@ def _build(config: EnvConfig) -> Environment:
             return questions_environment(config)
         case ReverseTextEnvConfig():
             return reverse_text(config)
+        case ToolsEnvConfig():
+            return tool_environment(config)
+        case FeedbackEnvConfig():
+            return feedback_environment(config)
+        case PythonEnvConfig():
+            return python_environment(config)
+        case AgentEnvConfig():
+            return agent_environment(config)
     raise ConfigError(f"no environment is built from {type(config).__name__}; add a case to `jaxrl.envs.build`")
 
 

@@ -5,15 +5,18 @@ In: tasks, the hooks, a budget. Out: an `Environment`. Tokens are the session's 
 
 from __future__ import annotations
 
-import inspect
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from jaxrl.config.turns import BudgetConfig
-from jaxrl.envs.base import Message, Outcome, Reply, Session, TaskSpec, ToolSchema
+from jaxrl.envs.base import Demonstration, Message, Outcome, Reply, Session, TaskSpec, ToolSchema, checked_tasks
+from jaxrl.envs.hooks import called
 from jaxrl.errors import EnvError, GraderError, PromptTooLongError
+
+Said = str | Sequence[Message]
+"""What the world says: messages, or a text, which is one message of the user."""
 
 
 @dataclass(slots=True)
@@ -25,17 +28,18 @@ class Episode:
     session: Session
     """The conversation; a hook may `fork` or `restart` it for a sub-agent."""
     replies: list[Reply] = field(default_factory=list)
-    """What the policy said so far."""
+    """What the policy said so far in `session`."""
     state: dict[str, Any] = field(default_factory=dict)
     """Whatever the environment keeps for this rollout."""
     turn_rewards: list[float] = field(default_factory=list)
-    """A reward per reply, if the environment gives any; then there is one for each."""
+    """A reward per reply, if the environment gives any; then one for each that was given, those to a fork's or a restart's questions too,
+    in that order."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Finite numbers to keep with the rollout."""
     info: dict[str, Any] = field(default_factory=dict)
     """What else algorithms and logs are told; JSON-like."""
     is_truncated: bool = False
-    """True once a limit has ended it."""
+    """True once a limit has ended it; `score` may look."""
 
     @property
     def last(self) -> Reply:
@@ -44,12 +48,20 @@ class Episode:
 
 
 class ChatEnvironment:
-    """Base of an environment with several turns. A subclass overrides hooks; each may be a coroutine function.
+    """Base of an environment with several turns. A subclass overrides hooks.
+
+    A hook may be a coroutine function, which must not keep the event loop. A plain function runs in a thread: the hooks of one rollout
+    one after the other, those of several rollouts side by side, so what they share must stand that.
 
     Args:
       name: name in metrics and logs.
       tasks: the task specs; not empty, each with an `id` of its own.
       budget: when a conversation ends though `done` says nothing.
+      hook_deadline_s: a plain hook that runs longer fails the rollout, though its thread goes on.
+      clock: monotonic time in seconds.
+
+    Raises:
+      ConfigError: no task, or two tasks with one id, or a task without one.
     """
 
     tools: Sequence[ToolSchema] = ()
@@ -61,35 +73,42 @@ class ChatEnvironment:
         tasks: Sequence[TaskSpec],
         *,
         budget: BudgetConfig | None = None,
+        hook_deadline_s: float = 30.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = name
-        self._tasks = list(tasks)
+        self._tasks = checked_tasks(name, tasks)
         self._budget = budget or BudgetConfig()
+        self._hook_deadline_s = hook_deadline_s
         self._clock = clock
 
-    def reset(self, episode: Episode) -> Sequence[Message]:
-        """Return the opening messages of a rollout."""
+    def reset(self, episode: Episode) -> Said | Awaitable[Said]:
+        """Return what a rollout begins with."""
         raise NotImplementedError
 
-    def reply(self, episode: Episode) -> Sequence[Message]:
+    def reply(self, episode: Episode) -> Said | Awaitable[Said]:
         """Return the world's answer to `episode.last`; not empty."""
         raise NotImplementedError
 
-    def done(self, episode: Episode) -> bool | str:
+    def done(self, episode: Episode) -> bool | str | Awaitable[bool | str]:
         """Say whether the conversation is over after `episode.last`; a text is the stop reason."""
         return False
 
-    def score(self, episode: Episode) -> float | None:
-        """Return the reward of a conversation that has ended, however it did; None if it cannot be scored."""
-        raise NotImplementedError
+    def score(self, episode: Episode) -> float | None | Awaitable[float | None]:
+        """Return the reward of a conversation that has ended, however it did; None if it cannot be scored.
+
+        By default the sum of `episode.turn_rewards`.
+        """
+        if not episode.turn_rewards:
+            raise NotImplementedError(f"env {self.name!r}: override `score`, or give `episode.turn_rewards` a reward for every reply")
+        return sum(episode.turn_rewards)
 
     def tasks(self) -> Sequence[TaskSpec]:
         """Return the task specs in their order."""
         return self._tasks
 
-    def demonstration(self, spec: TaskSpec) -> str | Sequence[str] | None:
-        """Return the policy's reference replies, one per turn (a single text is one turn); None if there are none."""
+    def demonstration(self, spec: TaskSpec) -> Demonstration | None:
+        """Return the policy's reference replies; None if there are none."""
         return None
 
     def close(self) -> None:
@@ -99,10 +118,7 @@ class ChatEnvironment:
         """Play one task to its end."""
         episode = Episode(spec, session)
         stop_reason = await self._converse(episode)
-        try:
-            reward = await _called(self.score, episode)
-        except Exception as error:
-            raise GraderError(f"{type(error).__name__}: {error}") from error
+        reward = await self._call(self.score, episode, failing=GraderError)
         return Outcome(
             reward=reward,
             stop_reason=stop_reason,
@@ -115,8 +131,9 @@ class ChatEnvironment:
     async def _converse(self, episode: Episode) -> str:
         """Play turns until the environment or a limit ends it; return the stop reason."""
         started_s = self._clock()
-        messages = await _called(self.reset, episode)
+        said = await self._call(self.reset, episode)
         while True:
+            messages = [{"role": "user", "content": said}] if isinstance(said, str) else said
             try:
                 reply = await episode.session.ask(messages, tools=self.tools)
             except PromptTooLongError:
@@ -125,13 +142,13 @@ class ChatEnvironment:
                 episode.is_truncated = True
                 return "window_full"
             episode.replies.append(reply)
-            if over := await _called(self.done, episode):
+            if over := await self._call(self.done, episode):
                 return over if isinstance(over, str) else "done"
             if limit := self._limit(episode, self._clock() - started_s):
                 episode.is_truncated = True
                 return limit
-            messages = await _called(self.reply, episode)
-            if not messages:
+            said = await self._call(self.reply, episode)
+            if not said:
                 raise EnvError(f"env {self.name!r}: `reply` returned no message; end a conversation in `done`")
 
     def _limit(self, episode: Episode, duration_s: float) -> str | None:
@@ -147,7 +164,6 @@ class ChatEnvironment:
             return "max_duration"
         return None
 
-
-async def _called(hook: Callable[..., Any], episode: Episode) -> Any:
-    value = hook(episode)
-    return await value if inspect.isawaitable(value) else value
+    async def _call(self, hook: Callable[[Episode], Any], episode: Episode, failing: type[GraderError] | None = None) -> Any:
+        what = f"env {self.name!r}: what `{getattr(hook, '__name__', hook)}` returns"
+        return await called(hook, episode, what=what, deadline_s=self._hook_deadline_s, failing=failing)

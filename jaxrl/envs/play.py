@@ -13,7 +13,6 @@ import time
 from jaxrl.envs.base import Environment, Outcome, Session
 from jaxrl.envs.grading.worker import finite
 from jaxrl.errors import DeadlineError, EngineError, EnvError, GraderError, PromptTooLongError
-from jaxrl.inference.endpoint import FinishReason
 from jaxrl.types import Boundary, Rollout
 
 
@@ -86,6 +85,7 @@ def _write(outcome: Outcome, rollout: Rollout) -> None:
         if number is None:
             raise EnvError(f"env {rollout.env_name!r}: metric {name!r} must be a finite number, got {value!r}")
         metrics[name] = number
+    turn_rewards = _turn_rewards(outcome, rollout)
     reward = None if outcome.reward is None else finite(outcome.reward)
     if outcome.reward is not None and reward is None:
         raise GraderError(
@@ -93,7 +93,27 @@ def _write(outcome: Outcome, rollout: Rollout) -> None:
             f"of type {type(outcome.reward).__name__}"
         )
     rollout.reward = reward
+    rollout.turn_rewards = turn_rewards
     rollout.stop_reason = outcome.stop_reason
-    rollout.is_truncated = outcome.is_truncated or any(node.finish_reason == FinishReason.LENGTH for node in rollout.nodes[-1:])
+    rollout.is_truncated = rollout.is_truncated or outcome.is_truncated  # the session notes a reply that was cut
     rollout.metrics.update(metrics)
     rollout.info.update(outcome.info)
+
+
+def _turn_rewards(outcome: Outcome, rollout: Rollout) -> list[float] | None:
+    """Return the rewards of single turns as numbers, one for each reply."""
+    if outcome.turn_rewards is None:
+        return None
+    rewards = [finite(reward) for reward in outcome.turn_rewards]
+    if None in rewards:
+        place = rewards.index(None)
+        raise GraderError(
+            f"env {rollout.env_name!r}: the reward of turn {place} must be a finite number, got {outcome.turn_rewards[place]!r} "
+            f"of type {type(outcome.turn_rewards[place]).__name__}"
+        )
+    if len(rewards) != rollout.num_turns:
+        raise GraderError(
+            f"env {rollout.env_name!r}: `turn_rewards` needs one reward for each of the {rollout.num_turns} replies of the policy (those of "
+            f"other conversations of the rollout included), got {len(rewards)}"
+        )
+    return [reward for reward in rewards if reward is not None]

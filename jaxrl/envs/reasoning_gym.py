@@ -1,44 +1,20 @@
-"""Questions from any dataset of the `reasoning_gym` package, in tiers, with a held-out split.
+"""Questions from any dataset of the `reasoning_gym` package, each asked once.
 
-In: a dataset's name, its parameters, tiers of them, seeds. Out: a single-turn environment whose specs hold the
-question, the answer and the tier (`difficulty`). Membership in `train` or `heldout` is a hash of the question text, so
-it does not depend on seeds or sizes. The package is imported only when such an environment is built.
-
-Note: item i of a dataset is generated from seed + i, so equal questions and overlapping seeds are normal: texts are
-de-duplicated here.
+In: what makes the questions (`gym_questions`). Out: a single-turn environment.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
-import functools
-import warnings
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
-
-from jaxrl.config.env import ReasoningGymEnvConfig, TierConfig, env_name
-from jaxrl.config.reward import PythonRewardConfig
-from jaxrl.envs.answers import exact_match, extract_answer
-from jaxrl.envs.base import TaskSpec
-from jaxrl.envs.grading.scorer import WorkerScorer
+from jaxrl.config.env import ReasoningGymEnvConfig, env_name
+from jaxrl.envs.gym_questions import gym_questions
 from jaxrl.envs.single_turn import SingleTurnEnvironment
-from jaxrl.envs.splits import question_id, split_of
-from jaxrl.errors import ConfigError
-
-if TYPE_CHECKING:
-    from reasoning_gym.dataset import ProceduralDataset
-
-_OWNED = {"seed": "seed", "size": "num_tasks"}
-"""Dataset parameters that the environment sets itself, and the config key that sets them."""
 
 
 def reasoning_gym_environment(config: ReasoningGymEnvConfig) -> SingleTurnEnvironment:
-    """Generate the questions of every tier, keep those of the split, and build the environment.
+    """Make the questions and build the environment.
 
     Raises:
-      ConfigError: the package is missing, the dataset or a parameter is unknown or illegal, the split is empty, or
-        replies are compared with the answer of a dataset that has no single one.
+      ConfigError: the questions cannot be made; see `gym_questions`.
 
     Example:
       >>> parameters = {"max_terms": 2, "max_digits": 1}
@@ -47,125 +23,15 @@ def reasoning_gym_environment(config: ReasoningGymEnvConfig) -> SingleTurnEnviro
       >>> env.tasks()[0]["question"]
       'State the final answer to the following arithmetic problem: 0 - 4 ='
     """
-    datasets = _datasets(config)
-    if len(datasets) < len(config.tiers):
-        raise ConfigError(f"env {env_name(config)!r}: two `tiers` have one name: {[tier.name for tier in config.tiers]}")
-    items: dict[str, dict[str, Any]] = {}
-    specs: list[TaskSpec] = []
-    for tier, item in _distinct_items(config, datasets):
-        if config.split in ("all", split_of(item["question"], config.heldout_frac)):
-            identity = f"{tier}/{question_id(item['question'])}"
-            answer = item["answer"] if isinstance(item["answer"], str) else None
-            items[identity] = item
-            specs.append({"id": identity, "question": item["question"], "answer": answer, "difficulty": tier})
-    if not specs:
-        raise ConfigError(
-            f"env {env_name(config)!r}: no question of dataset {config.dataset!r} is in split {config.split!r} with "
-            f"`num_tasks`={config.num_tasks} and `heldout_frac`={config.heldout_frac}; raise one of them"
-        )
-
-    env = SingleTurnEnvironment(
+    questions = gym_questions(config)
+    return SingleTurnEnvironment(
         env_name(config),
-        specs,
+        questions.specs,
         prompt=lambda spec: spec["question"],
-        score=exact_match,
+        score=questions.score,
         system_prompt=config.system_prompt,
         examples=config.examples,
-        require_stop=config.require_stop and config.scorer == "exact_match",
+        require_stop=questions.require_stop,
         demonstration=lambda spec: spec["answer"],
+        close=questions.close,
     )
-    if config.scorer == "exact_match":
-        return env
-    scorer = WorkerScorer(config, f"{__name__}:dataset_score", {"config": config.model_dump_json()})
-
-    async def score(spec: TaskSpec, text: str) -> float | None:
-        return await scorer.score({"tier": spec["difficulty"], "item": items[spec["id"]]}, text)
-
-    return env.scored_by(score, scorer.close)
-
-
-def dataset_score(spec: TaskSpec, text: str, *, config: str) -> float:
-    """Ask the dataset what a reply is worth; called in worker processes, since some datasets evaluate the reply as an expression.
-
-    The item comes along and is not generated again: with some datasets, that gives another item in another process.
-
-    Args:
-      spec: the item and its tier.
-      text: the reply.
-      config: a `ReasoningGymEnvConfig` as JSON.
-
-    Note: many datasets give part credit to any reply that holds the answer, also to a wrong number.
-    """
-    return _datasets_in(config)[spec["tier"]].score_answer(extract_answer(text), spec["item"])
-
-
-@functools.cache
-def _datasets_in(config: str) -> dict[str, ProceduralDataset]:
-    return _datasets(ReasoningGymEnvConfig.model_validate_json(config))
-
-
-def _datasets(config: ReasoningGymEnvConfig) -> dict[str, ProceduralDataset]:
-    """Return the dataset of each tier."""
-    return {tier.name: _dataset(config, tier) for tier in config.tiers or [TierConfig(name="all")]}
-
-
-def _distinct_items(config: ReasoningGymEnvConfig, datasets: dict[str, ProceduralDataset]) -> Iterable[tuple[str, dict[str, Any]]]:
-    """Yield (tier, item) once per distinct question text; where tiers share one, the first tier has it."""
-    seen = set()
-    needs_answer = config.scorer == "exact_match" and not isinstance(config.reward, PythonRewardConfig)
-    for tier, dataset in datasets.items():
-        where = f"env {env_name(config)!r}, tier {tier!r}: dataset {config.dataset!r}"
-        for index in range(config.num_tasks):
-            try:
-                item = dataset[index]
-            except Exception as error:  # whatever the parameters provoke in somebody else's generator
-                raise ConfigError(f"{where} failed to make item {index}: {type(error).__name__}: {error}") from error
-            if needs_answer and not isinstance(item["answer"], str):
-                raise ConfigError(
-                    f"{where} has no single answer to compare with (item {index} has {item['answer']!r}); use `scorer`='dataset'"
-                )
-            if item["question"] not in seen:
-                seen.add(item["question"])
-                yield tier, item
-
-
-def _dataset(config: ReasoningGymEnvConfig, tier: TierConfig) -> ProceduralDataset:
-    where = f"env {env_name(config)!r}, tier {tier.name!r}"
-    registry = _registry()
-    if config.dataset not in registry:
-        nearest = _nearest(config.dataset, registry)
-        raise ConfigError(f"env {env_name(config)!r}: `dataset`={config.dataset!r} is not in reasoning_gym{nearest}")
-    dataset_class, config_class = registry[config.dataset]
-    parameters = config.parameters | tier.parameters
-    legal = {field.name for field in dataclasses.fields(config_class) if field.init} - set(_OWNED)
-    for name in parameters:
-        if name in _OWNED:
-            raise ConfigError(f"{where}: the dataset parameter {name!r} is set by the environment's own `{_OWNED[name]}`; set that instead")
-        if name not in legal:
-            raise ConfigError(f"{where}: dataset {config.dataset!r} has no parameter {name!r}{_nearest(name, legal)}")
-    try:
-        return dataset_class(config=config_class(**parameters, seed=config.seed, size=config.num_tasks))
-    except Exception as error:  # configs refuse with asserts, and trip over values of a wrong type in their own ways
-        raise ConfigError(
-            f"{where}: dataset {config.dataset!r} refuses the parameters {parameters!r}: {type(error).__name__}: {error}"
-        ) from error
-
-
-def _registry() -> dict[str, tuple[Callable[..., ProceduralDataset], type[Any]]]:
-    try:
-        # Its dependency cellpylib compares with literals by `is`, which Python remarks on when it first compiles the
-        # file.
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", SyntaxWarning)
-            from reasoning_gym.factory import DATASETS
-    except ImportError as error:
-        raise ConfigError(
-            f"an environment of type 'reasoning_gym' needs the package `reasoning-gym`, which cannot be imported ({error}); "
-            "install it with `pip install reasoning-gym`"
-        ) from error
-    return DATASETS
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, sorted(known), n=3)
-    return f"; did you mean {' or '.join(repr(word) for word in close)}?" if close else f"; known: {sorted(known)}"

@@ -1,4 +1,4 @@
-"""One rollout's conversation with a model that reads and writes the policy's tokens: the policy, or a frozen model.
+"""The conversations of one rollout with a model that reads and writes the policy's tokens: the policy, or a frozen model.
 
 An environment calls `ask`; the session has the prompt rendered, clamps the reply to the window, seeds it, sends it to the
 pool, and has the ids that come back recorded as they are. A policy's tokens come with their logprobs and versions; a frozen
@@ -7,17 +7,20 @@ model's have neither, and none are asked for. It scores nothing and catches noth
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
+from typing import Self
 
 import numpy as np
 
 from jaxrl.config.env import SamplingConfig
-from jaxrl.envs.base import Message, Reply
-from jaxrl.envs.transcript import Transcript, Window, Written
+from jaxrl.config.turns import History
+from jaxrl.envs.base import Message, Reply, ToolSchema
+from jaxrl.envs.transcript import Prompt, Transcript, Window, Written
 from jaxrl.errors import EngineError
 from jaxrl.inference.endpoint import FinishReason, GenerateRequest, Generation, TokenSampling, sampling_seed
 from jaxrl.inference.pool import Pool
-from jaxrl.inference.rendering import RenderedTurn, Renderer
+from jaxrl.inference.rendering import Renderer
 from jaxrl.types import Rollout
 
 
@@ -27,28 +30,65 @@ def eval_seed_scope(env_name: str) -> str:
 
 
 def token_sampling(
-    sampling: SamplingConfig, rollout: Rollout, *, run_seed: int, seed_scope: str, room: int, stop_ids: tuple[int, ...] = ()
+    sampling: SamplingConfig, rollout: Rollout, prompt: Prompt, *, run_seed: int, seed_scope: str, stop_ids: tuple[int, ...] = ()
 ) -> TokenSampling:
-    """Return how the rollout's next turn is sampled: as configured, in at most `room` tokens, with a seed of its own."""
+    """Return how a reply is sampled: as configured, in as many tokens as there is room for, with a seed of its own."""
     return TokenSampling(
-        max_tokens=min(sampling.max_tokens, room),
+        max_tokens=min(sampling.max_tokens, prompt.room),
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         top_k=sampling.top_k,
         min_p=sampling.min_p,
-        seed=sampling_seed(run_seed, seed_scope, rollout.draw_index, rollout.member, rollout.num_turns),
+        seed=sampling_seed(run_seed, seed_scope, rollout.draw_index, rollout.member, prompt.turn),
         stop_ids=stop_ids,
         stop=tuple(sampling.stop),
     )
 
 
-def request_name(rollout: Rollout) -> str:
-    """Return a name for the request of the rollout's next turn, unique among those of a run that are alive."""
-    return f"{rollout.group_id}/{rollout.member}/{rollout.num_turns}"
+def request_name(rollout: Rollout, prompt: Prompt) -> str:
+    """Return a name for the request of a turn, unique among those of a run that are alive."""
+    return f"{rollout.group_id}/{rollout.member}/{prompt.turn}"
 
 
-class PolicySession:
-    """The session of one rollout.
+class RecordedSession:
+    """A conversation whose every token is recorded, whoever writes the replies: a subclass says who (`_write`)."""
+
+    def __init__(self, transcript: Transcript) -> None:
+        self._transcript = transcript
+
+    async def ask(self, messages: Sequence[Message], *, tools: Sequence[ToolSchema] = ()) -> Reply:
+        """Append messages to the conversation and let the model reply. An empty reply is legal.
+
+        Raises:
+          EnvError: the messages cannot be rendered, or the session waits for another reply.
+          PromptTooLongError: the prompt leaves no room for one token of reply.
+          JaxrlError: whatever `_write` raised.
+        """
+        transcript = self._transcript
+        with transcript.asking():
+            prompt = await transcript.open_turn(messages, tools)
+            return await transcript.close_turn(prompt, await self._write(prompt))
+
+    def fork(self) -> Self:
+        """Return a session that goes on from what was said so far, beside this one."""
+        return self._with(self._transcript.fork())
+
+    def restart(self) -> Self:
+        """Return a session of the same rollout in which nothing was said yet."""
+        return self._with(self._transcript.restart())
+
+    def _with(self, transcript: Transcript) -> Self:
+        other = copy.copy(self)
+        other._transcript = transcript
+        return other
+
+    async def _write(self, prompt: Prompt) -> Written:
+        """Return the reply to a prompt."""
+        raise NotImplementedError
+
+
+class PolicySession(RecordedSession):
+    """The main session of one rollout.
 
     Args:
       pool: the policy, or the frozen model that answers in its place.
@@ -60,6 +100,7 @@ class PolicySession:
       window: prompt plus reply tokens that the policy can hold.
       cache_salt: called for each request; see `GenerateRequest.cache_salt`.
       is_frozen: the pool is a frozen model's.
+      history: what a later turn makes of earlier ones.
     """
 
     def __init__(
@@ -74,7 +115,18 @@ class PolicySession:
         window: int | Window,
         cache_salt: Callable[[], str | None] = lambda: None,
         is_frozen: bool = False,
+        history: History = "template",
     ) -> None:
+        super().__init__(
+            Transcript(
+                renderer,
+                rollout,
+                window=Window(window) if isinstance(window, int) else window,
+                writer="frozen" if is_frozen else "policy",
+                stop=sampling.stop,
+                history=history,
+            )
+        )
         self._pool = pool
         self._stop_ids = renderer.stop_ids
         self._num_ids = renderer.num_ids if is_frozen else None
@@ -83,25 +135,15 @@ class PolicySession:
         self._seed_scope = seed_scope
         self._cache_salt = cache_salt
         self._is_frozen = is_frozen
-        self._transcript = Transcript(
-            renderer,
-            rollout,
-            window=Window(window) if isinstance(window, int) else window,
-            writer="frozen" if is_frozen else "policy",
-            stop=sampling.stop,
-        )
 
-    async def ask(self, messages: Sequence[Message]) -> Reply:
-        """Append messages to the conversation and let the model reply. An empty reply is legal.
+    async def _write(self, prompt: Prompt) -> Written:
+        """Have the model reply.
 
         Raises:
-          EnvError: the messages cannot be rendered.
-          PromptTooLongError: the prompt leaves no room for one token of reply.
           EngineError: the endpoint failed, or its answer breaks the contract of `Generation`.
           DeadlineError: the endpoint's own deadline passed.
         """
-        turn, room = await self._transcript.open_turn(messages)
-        request = self._request(turn, room)
+        request = self._request(prompt)
         generation = await self._pool.generate(request)
         _check(generation, request)
         if self._num_ids is not None and np.any(generation.token_ids >= self._num_ids):
@@ -109,22 +151,21 @@ class PolicySession:
                 f"request {request.request_id!r}: the frozen model wrote token id {int(generation.token_ids.max())}, and the policy's "
                 f"vocabulary ends at {self._num_ids - 1}"
             )
-        written = Written(
+        return Written(
             generation.token_ids,
             generation.finish_reason,
             temperature=self._sampling.temperature,
             logprobs=None if self._is_frozen else generation.logprobs,
             versions=None if self._is_frozen else generation.versions,
         )
-        return await self._transcript.close_turn(turn, written)
 
-    def _request(self, turn: RenderedTurn, room: int) -> GenerateRequest:
+    def _request(self, prompt: Prompt) -> GenerateRequest:
         rollout = self._transcript.rollout
         return GenerateRequest(
-            request_id=request_name(rollout),
-            token_ids=turn.prompt_ids,
+            request_id=request_name(rollout, prompt),
+            token_ids=prompt.rendered.prompt_ids,
             sampling=token_sampling(
-                self._sampling, rollout, run_seed=self._run_seed, seed_scope=self._seed_scope, room=room, stop_ids=self._stop_ids
+                self._sampling, rollout, prompt, run_seed=self._run_seed, seed_scope=self._seed_scope, stop_ids=self._stop_ids
             ),
             wants_logprobs=not self._is_frozen,
             cache_salt=self._cache_salt(),

@@ -6,15 +6,12 @@ question is about; a world with more than one turn implements `Environment.play`
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import copy
-import inspect
-import threading
 from collections.abc import Awaitable, Callable, Sequence
 
 from jaxrl.config.env import ExampleConfig
-from jaxrl.envs.base import Message, Outcome, Session, TaskSpec
+from jaxrl.envs.base import Message, Outcome, Session, TaskSpec, checked_tasks
+from jaxrl.envs.hooks import called
 from jaxrl.errors import ConfigError, GraderError
 
 Score = float | None
@@ -66,16 +63,12 @@ class SingleTurnEnvironment:
         score_deadline_s: float = 30.0,
         close: Callable[[], None] = lambda: None,
     ) -> None:
-        ids = [spec.get("id") for spec in tasks]
-        if not ids:
-            raise ConfigError(f"env {name!r} has no tasks")
-        if None in ids or len(set(ids)) < len(ids):
-            raise ConfigError(f"env {name!r}: every task needs an `id` of its own, got {len(set(ids) - {None})} ids for {len(ids)} tasks")
         self.name = name
-        shown = {example.question for example in examples}
-        self._tasks = [spec for spec in tasks if prompt(spec) not in shown] if shown else list(tasks)
+        self._tasks = checked_tasks(name, tasks)
+        if shown := {example.question for example in examples}:
+            self._tasks = [spec for spec in self._tasks if prompt(spec) not in shown]
         if not self._tasks:
-            raise ConfigError(f"env {name!r}: each of its {len(ids)} tasks is one of `examples`; leave some of those out")
+            raise ConfigError(f"env {name!r}: each of its {len(tasks)} tasks is one of `examples`; leave some of those out")
         self._prompt = prompt
         self._score = score
         self._opening: list[Message] = [] if system_prompt is None else [{"role": "system", "content": system_prompt}]
@@ -116,50 +109,6 @@ class SingleTurnEnvironment:
 
     async def _scored(self, spec: TaskSpec, text: str) -> Score:
         """Call the scorer where it does not hold up the event loop, and file what it raises under `grader`."""
-        try:
-            if inspect.iscoroutinefunction(self._score):
-                return await self._score(spec, text)
-            value = await _in_own_thread(self._score, spec, text, self._score_deadline_s)
-            return await value if inspect.isawaitable(value) else value
-        except GraderError:
-            raise
-        except (Exception, SystemExit) as error:
-            raise _grader_error(error) from error
-
-
-async def _in_own_thread(
-    score: Callable[[TaskSpec, str], Score | Awaitable[Score]], spec: TaskSpec, text: str, deadline_s: float
-) -> Score | Awaitable[Score]:
-    """Call a plain function in a daemon thread of its own.
-
-    In a pool, functions that never return would take every thread, and with them whatever else works there, and would
-    keep the process from ending.
-    """
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[tuple[Score | Awaitable[Score], BaseException | None]] = loop.create_future()
-
-    def settle(value: Score | Awaitable[Score], error: BaseException | None) -> None:
-        if not done.done():
-            done.set_result((value, error))
-
-    def work() -> None:
-        value, error = None, None
-        try:
-            value = score(spec, text)
-        except BaseException as raised:
-            error = raised
-        with contextlib.suppress(RuntimeError):  # the run ended, and its loop with it, before the function returned
-            loop.call_soon_threadsafe(settle, value, error)
-
-    threading.Thread(target=work, name="score", daemon=True).start()
-    if not (await asyncio.wait([done], timeout=deadline_s))[0]:
-        raise GraderError(f"the score was not there after {deadline_s:g} s; its thread cannot be killed and goes on")
-    value, error = done.result()
-    # Raised here and not through the future, which cannot hold a StopIteration.
-    if error is not None:
-        raise _grader_error(error) from error
-    return value
-
-
-def _grader_error(error: BaseException) -> GraderError:
-    return GraderError(f"{type(error).__name__}: {error}")
+        return await called(
+            self._score, spec, text, what="the score", deadline_s=self._score_deadline_s, failing=GraderError, thread="score"
+        )

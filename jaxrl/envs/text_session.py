@@ -1,6 +1,6 @@
 """One rollout's conversation with somebody who writes words, which are then encoded with the policy's tokenizer.
 
-Two write words: the environment itself, whose reference reply to a task is a demonstration, and a frozen model of another
+Two write words: the environment itself, whose reference replies to a task are a demonstration, and a frozen model of another
 vocabulary, whose tokens mean nothing to the policy. Either way the rollout holds the tokens that the policy would have to write
 to say the same, its stop id included, without logprobs and versions. How the words are encoded is the same as for a prompt, except
 that the reply is encoded on its own: it begins where the policy's own would.
@@ -15,9 +15,10 @@ from typing import Protocol
 import numpy as np
 
 from jaxrl.config.env import SamplingConfig
-from jaxrl.envs.base import Message, Reply, TaskSpec
-from jaxrl.envs.session import request_name, token_sampling
-from jaxrl.envs.transcript import Transcript, Window, Written
+from jaxrl.config.turns import History
+from jaxrl.envs.base import Demonstration, TaskSpec, demonstrated_turns
+from jaxrl.envs.session import RecordedSession, request_name, token_sampling
+from jaxrl.envs.transcript import Prompt, Transcript, Window, Written
 from jaxrl.errors import EngineError, EnvError
 from jaxrl.inference.endpoint import ChatReply, ChatRequest, FinishReason
 from jaxrl.inference.rendering import Renderer
@@ -27,12 +28,8 @@ from jaxrl.types import Rollout, Writer
 class TextSource(Protocol):
     """Somebody who writes words."""
 
-    async def write(self, messages: Sequence[Message], room: int) -> ChatReply:
+    async def write(self, prompt: Prompt) -> ChatReply:
         """Return the reply to a conversation.
-
-        Args:
-          messages: the whole conversation, earlier replies included.
-          room: how many of the policy's tokens the reply may have.
 
         Raises:
           JaxrlError: there is none.
@@ -48,38 +45,42 @@ class ChatPool(Protocol):
         ...
 
 
-class Demonstration:
-    """The environment's own reference reply to the task of one rollout: said once, since there is no second one.
+class Demonstrator:
+    """The environment's own reference replies to the task of one rollout, said one after the other.
 
     Args:
       rollout: whose task is demonstrated.
-      demonstration: task spec -> the reply; None if the environment has none.
+      demonstration: task spec -> the replies; None if the environment has none.
     """
 
-    def __init__(self, rollout: Rollout, demonstration: Callable[[TaskSpec], str | None]) -> None:
+    def __init__(self, rollout: Rollout, demonstration: Callable[[TaskSpec], Demonstration | None]) -> None:
         self._rollout = rollout
         self._demonstration = demonstration
 
-    async def write(self, messages: Sequence[Message], room: int) -> ChatReply:
-        """Return the demonstration.
+    async def write(self, prompt: Prompt) -> ChatReply:
+        """Return the demonstration of a turn.
 
         Raises:
-          EnvError: the environment has none for the task, or asked a second time.
+          EnvError: the environment has none for the task, or fewer than it asks for, or asks in a conversation beside the main one.
         """
-        del messages, room
         where = f"env {self._rollout.env_name!r}, task {self._rollout.task.id!r}"
-        if self._rollout.num_turns:
+        told = self._demonstration(self._rollout.task.spec)
+        turns = demonstrated_turns(told)
+        if turns is None:
             raise EnvError(
-                f"{where}: asked for turn {self._rollout.num_turns + 1}, but a demonstration is one reply; "
-                "`sampling.source`='demonstrations' is for environments of one turn"
+                f"{where}: the environment has no demonstration for this task (`demonstration` returned {told!r}, expected a text, or a "
+                "list of texts for several turns); leave such tasks out, or use a frozen model as `sampling.source`"
             )
-        text = self._demonstration(self._rollout.task.spec)
-        if not isinstance(text, str):
+        if not prompt.turn.isdecimal():
+            raise EnvError(f"{where}: asked in a conversation beside the main one, and a demonstration holds the replies of that one only")
+        turn = int(prompt.turn)
+        if turn >= len(turns):
+            held = "1 reply" if len(turns) == 1 else f"{len(turns)} replies"
             raise EnvError(
-                f"{where}: the environment has no demonstration for this task (`demonstration` returned {text!r}, expected a text); leave "
-                "such tasks out, or use a frozen model as `sampling.source`"
+                f"{where}: asked for turn {turn + 1}, but the task's demonstration has {held}; have `demonstration` return a list with a text for "
+                "each turn, or use a frozen model as `sampling.source`"
             )
-        return ChatReply(text, is_stopped=True)
+        return ChatReply(turns[turn], is_stopped=True)
 
 
 class ForeignModel:
@@ -98,15 +99,25 @@ class ForeignModel:
         self._sampling = sampling
         self._run_seed = run_seed
 
-    async def write(self, messages: Sequence[Message], room: int) -> ChatReply:
-        """Ask the model; raises what its pool raises."""
+    async def write(self, prompt: Prompt) -> ChatReply:
+        """Ask the model; raises what its pool raises.
+
+        Raises:
+          EnvError: it is to call tools, which its words cannot tell from text.
+        """
         rollout = self._rollout
-        sampling = token_sampling(self._sampling, rollout, run_seed=self._run_seed, seed_scope=rollout.env_name, room=room)
-        return await self._pool.chat(ChatRequest(request_name(rollout), tuple(messages), sampling))
+        if prompt.tools:
+            raise EnvError(
+                f"env {rollout.env_name!r}: the environment offers tools, and the model that writes the replies has another vocabulary than "
+                "the policy: how it would call a tool is not how the policy does; use a `sampling.source` with the policy's tokenizer, "
+                "or demonstrations"
+            )
+        sampling = token_sampling(self._sampling, rollout, prompt, run_seed=self._run_seed, seed_scope=rollout.env_name)
+        return await self._pool.chat(ChatRequest(request_name(rollout, prompt), prompt.rendered.messages, sampling))
 
 
-class TextSession:
-    """The session of one rollout.
+class TextSession(RecordedSession):
+    """The main session of one rollout.
 
     Args:
       source: who writes.
@@ -116,6 +127,7 @@ class TextSession:
       writer: who writes. What a model says and the window does not hold is cut there, as the token limit would; of the environment
         it is an error.
       stop: strings that end a reply, if the source was told of them.
+      history: what a later turn makes of earlier ones.
     """
 
     def __init__(
@@ -127,33 +139,32 @@ class TextSession:
         window: Window,
         writer: Writer,
         stop: Sequence[str] = (),
+        history: History = "template",
     ) -> None:
+        super().__init__(Transcript(renderer, rollout, window=window, writer=writer, stop=stop, history=history))
         self._source = source
         self._renderer = renderer
-        self._transcript = Transcript(renderer, rollout, window=window, writer=writer, stop=stop)
         self._is_model = writer != "demonstrations"
 
-    async def ask(self, messages: Sequence[Message]) -> Reply:
-        """Append messages to the conversation, get the reply in words, and record the tokens that the policy would write it with.
+    async def _write(self, prompt: Prompt) -> Written:
+        """Get the reply in words, and return the tokens that the policy would write it with.
 
         Raises:
-          EnvError: the messages cannot be rendered; or a demonstration holds the text of a token that ends a reply, or does not fit.
+          EnvError: a demonstration holds the text of a token that ends a reply, or does not fit.
           EngineError: a model's reply holds the text of such a token.
-          PromptTooLongError: the prompt leaves no room for one token of reply.
           JaxrlError: whatever the source raised.
         """
-        turn, room = await self._transcript.open_turn(messages)
-        reply = await self._source.write(turn.messages, room)
+        reply = await self._source.write(prompt)
         token_ids = await asyncio.to_thread(self._encode, reply)
         finish_reason = FinishReason.STOP if reply.is_stopped else FinishReason.LENGTH
-        if len(token_ids) > room:
+        if len(token_ids) > prompt.room:
             if not self._is_model:
                 raise EnvError(
-                    f"{self._transcript.where}: the reply has {len(token_ids)} tokens, and its prompt leaves room for {room}; raise "
+                    f"{self._transcript.where}: the reply has {len(token_ids)} tokens, and its prompt leaves room for {prompt.room}; raise "
                     "`inference.max_model_len` and `trainer.row_length`, or leave such tasks out"
                 )
-            token_ids, finish_reason = token_ids[:room], FinishReason.LENGTH
-        return await self._transcript.close_turn(turn, Written(token_ids, finish_reason))
+            token_ids, finish_reason = token_ids[: prompt.room], FinishReason.LENGTH
+        return Written(token_ids, finish_reason)
 
     def _encode(self, reply: ChatReply) -> np.ndarray:
         """Return [N] int32: the words, and the id that ends a turn if the reply ended by itself."""
@@ -170,7 +181,13 @@ class TextSession:
 
 
 def demonstration_session(
-    rollout: Rollout, renderer: Renderer, demonstration: Callable[[TaskSpec], str | None], *, window: Window
+    rollout: Rollout,
+    renderer: Renderer,
+    demonstration: Callable[[TaskSpec], Demonstration | None],
+    *,
+    window: Window,
+    history: History = "template",
 ) -> TextSession:
-    """Return the session in which the environment itself replies, once; arguments as those of `TextSession` and `Demonstration`."""
-    return TextSession(Demonstration(rollout, demonstration), renderer, rollout, window=window, writer="demonstrations")
+    """Return the session in which the environment itself replies; arguments as those of `TextSession` and `Demonstrator`."""
+    source = Demonstrator(rollout, demonstration)
+    return TextSession(source, renderer, rollout, window=window, writer="demonstrations", history=history)

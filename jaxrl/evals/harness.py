@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from jaxrl.config.env import SamplingConfig
+from jaxrl.config.turns import History
 from jaxrl.envs.base import Environment, TaskSpec
 from jaxrl.envs.play import play_rollout
 from jaxrl.envs.session import PolicySession, eval_seed_scope
@@ -53,6 +54,7 @@ class EnvEvalHarness:
       num_tasks: play the first so many tasks; None plays all.
       success_threshold: a rollout whose reward reaches this is a success.
       demonstration_nll: also score the environment's own reference replies.
+      history: what a later turn makes of earlier ones.
       concurrency: rollouts that are played at the same time.
       rollout_deadline_s: deadline of one rollout, in seconds.
       hold_deadline_s: how long weight updates are kept waiting, in seconds.
@@ -71,6 +73,7 @@ class EnvEvalHarness:
         num_tasks: int | None = None,
         success_threshold: float = 1.0,
         demonstration_nll: bool = False,
+        history: History = "template",
         concurrency: int = 64,
         rollout_deadline_s: float = 300.0,
         hold_deadline_s: float = 600.0,
@@ -84,13 +87,16 @@ class EnvEvalHarness:
         self._window = window
         self._plan = list(env.tasks()[:num_tasks])
         self._success_threshold = success_threshold
+        self._history: History = history
         self._concurrency = concurrency
         self._rollout_deadline_s = rollout_deadline_s
         self._hold_deadline_s = hold_deadline_s
         self._on_progress = on_progress
         self._demonstrations: DemonstrationScorer | None = None
         if demonstration_nll:
-            self._demonstrations = DemonstrationScorer(env, self._plan, renderer, window=window, rollout_deadline_s=rollout_deadline_s)
+            self._demonstrations = DemonstrationScorer(
+                env, self._plan, renderer, window=window, history=history, rollout_deadline_s=rollout_deadline_s
+            )
 
     async def run(self, step: int) -> EvalResult:
         """Play every planned rollout once and score them. A failing rollout is a row, not an exception.
@@ -132,6 +138,7 @@ class EnvEvalHarness:
             seed_scope=eval_seed_scope(self._env.name),
             window=self._window,
             cache_salt=lambda: version_salt(self._pool.version),
+            history=self._history,
         )
         async with free:
             await play_rollout(self._env, rollout, session, self._rollout_deadline_s)

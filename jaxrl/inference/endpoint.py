@@ -203,7 +203,7 @@ def version_salt(version: int) -> str:
     return f"v{version}"
 
 
-def sampling_seed(run_seed: int, env_name: str, draw_index: int, member: int, turn: int) -> int:
+def sampling_seed(run_seed: int, env_name: str, draw_index: int, member: int, turn: int | str) -> int:
     """Return the 63-bit seed of one turn's token stream.
 
     Two turns of a run never share a stream (up to hash collisions), and a task that is drawn again is sampled anew
@@ -214,7 +214,7 @@ def sampling_seed(run_seed: int, env_name: str, draw_index: int, member: int, tu
       env_name: the environment; evaluation uses a name that no training environment can have.
       draw_index: which draw of that environment the group came from.
       member: index within the group.
-      turn: 0-based policy turn within the rollout.
+      turn: 0-based policy turn within the rollout; of a conversation beside the main one, its place and the turn in words.
 
     Returns:
       An integer in [0, 2^63).

@@ -1,98 +1,85 @@
 """Chat messages to token ids and back, with the model's own chat template, exactly once.
 
-In: a Hugging Face directory (tokenizer.json, a chat template, generation_config.json) and messages. Out: one run of
-token ids per message, the ids of the generation prompt, the ids that end a reply, decoded text. A later turn continues
-the very ids that the model saw; where the template rewrites history (it may strip earlier thinking) the turn is a fork,
-rendered anew. Sampled ids are never encoded again, and nothing here parses tool calls.
+In: a Hugging Face directory (tokenizer.json, a chat template, generation_config.json), messages and tools. Out: one run of
+token ids per message and which of them are its own text, the ids of the generation prompt, the ids that end a reply, decoded text. A later
+turn continues the very ids that the model saw; where the template rewrites history (it may strip earlier thinking) the turn is a fork,
+rendered anew, unless history is to be kept. Sampled ids are never encoded again.
 """
 
 from __future__ import annotations
 
 import functools
-import json
-import logging
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from jaxrl.config.model import ToolFormat
+from jaxrl.config.turns import History
 from jaxrl.errors import EnvError, ModelLoadError
+from jaxrl.inference.attribution import Bodies, TokenPlaces, find_bodies
+from jaxrl.inference.chat_template import PROBE, ChatTemplate
+from jaxrl.inference.continuation import Way, ways_on
 from jaxrl.inference.hub import resolve_model_directory
+from jaxrl.inference.messages import Tools, plain_messages, plain_tools
+from jaxrl.inference.replies import ReplyParser
+from jaxrl.inference.tokenizer_files import check_vocabulary, eos_ids, load_tokenizer
+from jaxrl.inference.tool_calls import CallParser, find_parser, tool_prompt
+from jaxrl.inference.turns import RenderedTurn, RenderState
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-_PINNED_DATE = "{% macro strftime_now(format) %}01 Jan 2025{% endmacro %}"
-"""Put before a template that asks for today's date: with it in the prompts, a run resumed tomorrow would be another
-run."""
-
-_PROBE = "jaxrl"
-"""Content of the assistant turn that shows how a template ends a turn."""
-
-
-@dataclass(frozen=True, slots=True)
-class RenderState:
-    """A conversation as the model saw it, up to and including the policy's last reply."""
-
-    messages: tuple[dict[str, Any], ...]
-    text: str
-    """The text of `token_ids`, without that of a final stop id."""
-    stop_text: str
-    """The text of the stop id that ended the reply; empty if none did."""
-    token_ids: np.ndarray
-    """[n] int32."""
-
-
-@dataclass(frozen=True, slots=True)
-class RenderedTurn:
-    """One prompt for the policy."""
-
-    messages: tuple[dict[str, Any], ...]
-    """The whole conversation."""
-    text: str
-    """The text of `prompt_ids`."""
-    prompt_ids: np.ndarray
-    """[P] int32, the ids to send: those before this turn (unless it is a fork), the spans, the generation prompt."""
-    spans: tuple[np.ndarray, ...]
-    """One [n] int32 per message that this turn adds; on a fork, per message of the whole conversation. The scaffolding
-    that closes the turn before belongs to the first of them."""
-    generation_prompt: np.ndarray
-    """[n] int32 after the last message, where the reply begins."""
-    is_fork: bool
-    """True if the template's text no longer starts with what the model saw, so that the prompt starts a new root."""
-
-    @property
-    def span_messages(self) -> tuple[dict[str, Any], ...]:
-        """The message of each span."""
-        return self.messages[len(self.messages) - len(self.spans) :]
+    from jaxrl.inference.known_models import KnownModel
 
 
 class Renderer:
     """One tokenizer with its chat template. Immutable after construction, so worker threads may share it.
 
     Note: the text of a special token inside a message becomes that token, as in every chat template.
+
+    Args:
+      tokenizer: the policy's.
+      chat_template: its template.
+      stop_ids: ids that end a reply.
+      tool_format: how the policy writes calls of tools; `auto` asks the template.
+      parser: takes replies apart; None finds the one of the template.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, chat_template: str, stop_ids: Iterable[int]) -> None:
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerFast,
+        chat_template: str,
+        stop_ids: Iterable[int],
+        *,
+        tool_format: ToolFormat = "auto",
+        parser: ReplyParser | None = None,
+    ) -> None:
         self._tokenizer = tokenizer
         self._backend = tokenizer.backend_tokenizer
         # Invariant: nothing cuts or pads an encoding; both settings may be stored in tokenizer.json.
         self._backend.no_truncation()
         self._backend.no_padding()
-        self._chat_template = (_PINNED_DATE if "strftime_now" in chat_template else "") + chat_template
+        self._places = TokenPlaces(self._backend)
+        self.chat_template = chat_template
+        """The template as it was given; the date that it may ask for is pinned when it is used."""
         self.stop_ids = tuple(sorted(set(stop_ids)))
         """Ids that end a reply: the generation config's and the tokenizer's eos, and the template's end of turn."""
+        self._template = ChatTemplate(tokenizer, chat_template, self._describe_tools)
+        self._tool_format: ToolFormat = tool_format
+        self._given_parser = parser
+        self._known: KnownModel | None = None
 
     @classmethod
-    def from_pretrained(cls, directory: str | Path) -> Renderer:
+    def from_pretrained(cls, directory: str | Path, *, tool_format: ToolFormat = "auto") -> Renderer:
         r"""Load the tokenizer, chat template and stop ids of a model directory.
 
         Args:
           directory: a Hugging Face directory on this machine with tokenizer.json and a chat template, or a name on the
             hub (`org/name`, `org/name@revision`), from which no weights are fetched; generation_config.json and
             config.json are read where they exist.
+          tool_format: how the policy writes calls of tools; `auto` asks the template.
 
         Raises:
           ModelLoadError: a file, the chat template or a special token is missing, or the template ends an assistant
@@ -104,7 +91,7 @@ class Renderer:
           '<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n'
         """
         path = resolve_model_directory(directory, "tokenizer")
-        tokenizer = _load_tokenizer(path)
+        tokenizer = load_tokenizer(path)
         try:
             chat_template = tokenizer.get_chat_template()
         except ValueError as error:
@@ -112,13 +99,27 @@ class Renderer:
                 f"{path}: the tokenizer has no chat template, so messages cannot be turned into tokens; "
                 "add `chat_template` to tokenizer_config.json or a chat_template.jinja file"
             ) from error
-        _check_vocabulary(path, tokenizer)
-        eos_ids = _eos_ids(path, tokenizer)
+        check_vocabulary(path, tokenizer)
+        known_ids = eos_ids(path, tokenizer)
         try:
-            turn_end_id = cls(tokenizer, chat_template, eos_ids).turn_end_id
+            turn_end_id = cls(tokenizer, chat_template, known_ids, tool_format=tool_format).turn_end_id
         except ModelLoadError as error:
             raise ModelLoadError(f"{path}: {error}") from error.__cause__
-        return cls(tokenizer, chat_template, eos_ids | {turn_end_id})
+        renderer = cls(tokenizer, chat_template, known_ids | {turn_end_id}, tool_format=tool_format)
+        renderer.parser  # noqa: B018  what it has to say of the template is said at the start
+        return renderer
+
+    def with_known(self, known: KnownModel, parser: ReplyParser) -> Renderer:
+        """Return a renderer that asks a known model first, and reads replies with `parser`; its own template is what is left to it."""
+        stop_ids = (*self.stop_ids, *known.stop_ids)
+        renderer = Renderer(self._tokenizer, self.chat_template, stop_ids, tool_format=self._tool_format, parser=parser)
+        renderer._known = known
+        return renderer
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerFast:
+        """The tokenizer by itself, for what its files say beside what is made of them."""
+        return self._tokenizer
 
     @property
     def vocab_size(self) -> int:
@@ -136,7 +137,7 @@ class Renderer:
 
         A token that begins every message is none, even if the tokenizer calls it bos, as ChatML's `<|im_start|>` often is.
         """
-        turn = [{"role": "user", "content": _PROBE}, {"role": "assistant", "content": _PROBE}]
+        turn = [{"role": "user", "content": PROBE}, {"role": "assistant", "content": PROBE}]
         ids = self.message_ids([*turn, turn[0]]).tolist()
         is_special = bool(ids) and ids[0] in self._backend.get_added_tokens_decoder()
         return ids[0] if is_special and ids.count(ids[0]) == 1 else None
@@ -145,40 +146,72 @@ class Renderer:
         """Return the characters of the longest token in the vocabulary."""
         return max(map(len, self._tokenizer.get_vocab()))
 
-    def open_turn(self, prior: RenderState | None, messages: Sequence[Mapping[str, Any]]) -> RenderedTurn:
+    @property
+    def parser(self) -> ReplyParser:
+        """Takes replies apart."""
+        return self._given_parser or self._call_parser
+
+    @functools.cached_property
+    def _call_parser(self) -> CallParser:
+        return find_parser(self._backend, self._template.render, self._tool_format)
+
+    @property
+    def writes_tools(self) -> bool:
+        """True if the chat template shows the policy the tools that it is given; else the system message tells of them."""
+        return self._template.writes_tools
+
+    def open_turn(
+        self,
+        prior: RenderState | None,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        history: History = "template",
+    ) -> RenderedTurn:
         """Render the prompt of the next reply.
 
-        With `prior`, the prompt is its ids followed by the ids of the template's text after it, encoded on their own.
-        If the template's text does not start with what the model saw, the turn is a fork: the whole conversation is
-        rendered and encoded anew.
+        With `prior`, the prompt is its ids followed by the ids of what the template writes after it, encoded on their own. If the
+        template rewrites what the model saw, the turn is a fork: the whole conversation is rendered and encoded anew. White space that
+        it trims off a reply rewrites nothing.
 
         Args:
           prior: what `close_turn` returned after the last reply; None in the first turn.
-          messages: the new messages, at least one; `content` is a string or a list of text parts, which are joined.
+          messages: the new messages, at least one, as OpenAI's API has them. They are copied; arguments of calls that are a JSON text
+            become objects.
+          tools: the schemas of all tools that the policy may call; others than before rewrite history.
+          history: `template` follows the template; `keep` continues what the model saw even where the template would rewrite it, and
+            forks only over other tools or messages that the template refuses.
 
         Raises:
           EnvError: no message, a message without role or text, or a conversation that the template refuses.
+
+        Example:
+          >>> renderer = Renderer.from_pretrained("tests/golden/tokenizer")
+          >>> first = renderer.open_turn(None, [{"role": "user", "content": "hi"}])
+          >>> state = renderer.close_turn(first, renderer.encode("hello<|im_end|>"))
+          >>> second = renderer.open_turn(state, [{"role": "user", "content": "ok"}])
+          >>> [renderer.decode(span[mask]) for span, mask in zip(second.spans, second.content_masks)]
+          ['ok']
         """
-        new = _text_messages(messages)
-        history = prior.messages if prior else ()
-        conversation = history + new
-        text = self._render(conversation, add_generation_prompt=True)
-        is_fork = prior is not None and not text.startswith(prior.text)
-        if prior is None or is_fork:
-            seen, first, start = np.zeros(0, np.int32), 0, 0
-        else:
-            seen, first, start = prior.token_ids, len(history), len(prior.text)
-            # The sampled stop id already is the template's end of turn. One of another text stays, and the template's
-            # follows it.
-            start += len(prior.stop_text) if text.startswith(prior.stop_text, start) else 0
-        *spans, generation_prompt = self._encode_by_message(conversation, first, text, start)
+        new, schemas = plain_messages(messages), plain_tools(tools)
+        if self._known is not None and (known := self._known.open_turn(prior, new, schemas, history)) is not None:
+            return known
+        way, bodies = self._way_on(ways_on(self._template, prior, new, schemas, history, self._stop_texts))
+        spans, masks, generation_prompt = self._encode(way, bodies, None if prior is None or way.is_fork else prior.token_ids)
+        seen_ids, seen = np.zeros(0, np.int32), ""
+        if prior is not None and not way.is_fork:
+            seen_ids, seen = prior.token_ids, prior.text + prior.stop_text
         return RenderedTurn(
-            messages=conversation,
-            text=text,
-            prompt_ids=np.concatenate([seen, *spans, generation_prompt]),
+            messages=(prior.messages if prior else ()) + new,
+            tools=schemas,
+            replies=prior.replies if prior else {},
+            text=seen + way.text[way.start :],
+            template_text=way.text if way.is_as_rendered else None,
+            prompt_ids=np.concatenate([seen_ids, *spans, generation_prompt]),
             spans=tuple(spans),
+            content_masks=tuple(masks),
             generation_prompt=generation_prompt,
-            is_fork=is_fork,
+            is_fork=way.is_fork,
         )
 
     def close_turn(self, turn: RenderedTurn, sampled_ids: np.ndarray) -> RenderState:
@@ -188,34 +221,44 @@ class Renderer:
           turn: the prompt that was answered.
           sampled_ids: [N] int32, N >= 0, a sampled stop id included.
         """
-        content = self.reply_text(sampled_ids)
-        is_stopped = len(sampled_ids) > 0 and int(sampled_ids[-1]) in self.stop_ids
+        sampled_ids = np.asarray(sampled_ids, np.int32)
+        said_ids = self._without_stop(sampled_ids)
+        content = self.decode(said_ids)
+        reply = self.parser.parse(said_ids, turn=turn.index)
         return RenderState(
             messages=(*turn.messages, {"role": "assistant", "content": content}),
+            tools=turn.tools,
+            replies={**turn.replies, len(turn.messages): reply},
             text=turn.text + content,
-            stop_text=self.decode(sampled_ids[-1:]) if is_stopped else "",
-            token_ids=np.concatenate([turn.prompt_ids, np.asarray(sampled_ids, np.int32)]),
+            stop_text=self.decode(sampled_ids[len(said_ids) :]),
+            template_text=turn.template_text,
+            token_ids=np.concatenate([turn.prompt_ids, sampled_ids]),
+            num_sampled=len(sampled_ids),
         )
 
     def reply_text(self, sampled_ids: np.ndarray) -> str:
         """Return the text of a reply without its final stop id. For people and scorers: the truth is in the ids."""
-        is_stopped = len(sampled_ids) > 0 and int(sampled_ids[-1]) in self.stop_ids
-        return self.decode(sampled_ids[:-1] if is_stopped else sampled_ids)
+        return self.decode(self._without_stop(sampled_ids))
 
-    def prompt_text(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """Return the text of `open_turn(None, messages)`, in time that is linear in the number of messages; raises alike.
+    def prompt_text(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
+        """Return the text of `open_turn(None, messages, tools=tools)`, in time that is linear in the number of messages; raises alike.
 
         Its ids are `encode(text, add_special_tokens=False)`.
         """
-        return self._render(_text_messages(messages), add_generation_prompt=True)
+        render = self._known.render_text if self._known is not None else self._template.render
+        return render(plain_messages(messages), plain_tools(tools), add_generation_prompt=True)
 
-    def message_ids(self, messages: Sequence[Mapping[str, Any]]) -> np.ndarray:
+    def message_ids(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> np.ndarray:
         """Return [n] int32 ids of a conversation that nobody is asked to continue: no generation prompt follows it.
 
         Raises:
           EnvError: no message, a message without role or text, or a conversation that the template refuses.
         """
-        return self.encode(self._render(_text_messages(messages), add_generation_prompt=False), add_special_tokens=False)
+        plain, schemas = plain_messages(messages), plain_tools(tools)
+        if self._known is not None:
+            return self._known.message_ids(plain, schemas)
+        text = self._template.render(plain, schemas, add_generation_prompt=False)
+        return self.encode(text, add_special_tokens=False)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> np.ndarray:
         """Return [n] int32 ids of a text, by default with the tokens that the tokenizer puts around a bare one (such as bos)."""
@@ -230,131 +273,130 @@ class Renderer:
         before = [self.stop_ids[0]]
         return self.decode([*before, token_id])[len(self.decode(before)) :]
 
-    def _render(self, messages: Sequence[dict[str, Any]], *, add_generation_prompt: bool) -> str:
-        try:
-            return str(
-                self._tokenizer.apply_chat_template(
-                    list(messages),
-                    chat_template=self._chat_template,
-                    tokenize=False,
-                    add_generation_prompt=add_generation_prompt,
-                )
-            )
-        except Exception as error:  # a template is a program of whoever made the model: it may raise anything
-            roles = [message["role"] for message in messages]
-            raise EnvError(f"the chat template refused messages with the roles {roles}: {error}") from error
-
-    def _encode_by_message(self, messages: tuple[dict[str, Any], ...], first: int, text: str, start: int) -> list[np.ndarray]:
-        """Encode `text[start:]` in one go and cut the ids at the ends of `messages[first:]`; the rest comes last.
-
-        A message whose end cannot be told from the template's text gets no ids: they go to the next one whose end is
-        known.
-        """
-        ends: list[int] = []
-        for count in range(first + 1, len(messages) + 1):
-            end = ends[-1] if ends else start
-            try:
-                upto = self._render(messages[:count], add_generation_prompt=False)
-            except EnvError:  # a template may refuse a conversation that stops here
-                upto = ""
-            if upto and text.startswith(upto):
-                end = max(end, len(upto))
-            elif count == len(messages):
-                end = len(text)
-            ends.append(end)
-        encoding = self._backend.encode(text[start:], add_special_tokens=False)
-        token_ids = np.asarray(encoding.ids, np.int32)
-        # A token belongs where its first character lies; `accumulate` keeps the pieces in order whatever a normalizer
-        # does to offsets.
-        begins = np.maximum.accumulate(np.asarray([start + begin for begin, _ in encoding.offsets], np.int64))
-        return np.split(token_ids, np.searchsorted(begins, ends, side="left"))
-
     @functools.cached_property
     def turn_end_id(self) -> int:
-        """The id that ends a reply: the first added token that the template puts after an assistant's text.
+        """The id that ends a reply: the first added token that the template puts after an assistant's text; eos where it puts none.
 
         Raises:
-          ModelLoadError: the template puts none there, or cannot render an answer.
+          ModelLoadError: the template ends a reply with a text that is no token, or with nothing while no eos is known, or cannot
+            render an answer.
         """
-        probe = [{"role": "user", "content": _PROBE}, {"role": "assistant", "content": _PROBE}]
         try:
-            text = self._render(probe, add_generation_prompt=False)
+            end = self._template.reply_end
         except EnvError as error:
             raise ModelLoadError(f"the chat template cannot render a question and an answer: {error}") from error
-        tail = text[text.rfind(_PROBE) + len(_PROBE) :]
-        added = self._backend.get_added_tokens_decoder()
-        for token_id in self._backend.encode(tail, add_special_tokens=False).ids:
-            if token_id in added:
+        for token_id in self._backend.encode(end, add_special_tokens=False).ids:
+            if token_id in self._added_tokens:
                 return token_id
+        if not end.strip():
+            eos = self._tokenizer.eos_token_id
+            if isinstance(eos, int) or self.stop_ids:
+                return eos if isinstance(eos, int) else self.stop_ids[0]
         raise ModelLoadError(
-            f"the chat template ends an assistant turn with {tail!r}, which holds no special token of the tokenizer, "
+            f"the chat template ends an assistant turn with {end!r}, which holds no special token of the tokenizer, "
             f"so a reply would never stop there (stop tokens known: {[self._backend.id_to_token(i) for i in self.stop_ids]}); "
             "add the token to tokenizer.json"
         )
 
+    @functools.cached_property
+    def _added_tokens(self) -> dict[int, str]:
+        return {token_id: token.content for token_id, token in self._backend.get_added_tokens_decoder().items()}
 
-def _load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
-    if not (path / "tokenizer.json").is_file():
-        raise ModelLoadError(f"{path}: expected a Hugging Face directory with a tokenizer.json, found none; pass the model's directory")
-    # Without torch, importing transformers logs that no model is available: true, and no concern of someone who wants a
-    # tokenizer.
-    logging.getLogger("transformers").addFilter(_is_of_concern)
-    from transformers import PreTrainedTokenizerFast
+    @functools.cached_property
+    def _stop_texts(self) -> tuple[str, ...]:
+        return tuple(self.decode([token_id]) for token_id in self.stop_ids)
 
-    try:
-        return PreTrainedTokenizerFast.from_pretrained(path)
-    except Exception as error:  # the Rust library raises bare `Exception` for a damaged file
-        raise ModelLoadError(f"{path}: the tokenizer cannot be loaded: {type(error).__name__}: {error}") from error
+    def _describe_tools(self, tools: Tools) -> str:
+        return tool_prompt(tools, self._call_parser.format.name)
+
+    def _without_stop(self, sampled_ids: np.ndarray) -> np.ndarray:
+        is_stopped = len(sampled_ids) > 0 and int(sampled_ids[-1]) in self.stop_ids
+        return sampled_ids[:-1] if is_stopped else sampled_ids
+
+    def _way_on(self, ways: Iterator[Way]) -> tuple[Way, Bodies]:
+        """Return the first way in which the results of tools are written: some templates write none without the calls."""
+        kept: tuple[Way, Bodies] | None = None
+        for way in ways:
+            render = functools.partial(self._template.render, tools=way.tools, add_generation_prompt=True)
+            bodies = find_bodies(render, way.messages, way.first, way.text, way.spellings)
+            if not any(way.messages[index]["role"] == "tool" for index in bodies.left_out):
+                return way, bodies
+            kept = kept or (way, bodies)
+        assert kept is not None, "ways_on raises where it yields nothing"
+        return kept
+
+    def _encode(
+        self, way: Way, bodies: Bodies, seen_ids: np.ndarray | None
+    ) -> tuple[list[np.ndarray], list[np.ndarray | None], np.ndarray]:
+        """Encode what the model has not seen in one go and cut the ids at the ends of the messages.
+
+        Returns:
+          The ids of each new message, which of them are its own text, and the ids of the generation prompt.
+        """
+        # Behind a special token a text may be encoded in another way than at a beginning, where some tokenizers put a space.
+        last_id = None if seen_ids is None else int(seen_ids[-1])
+        before = "" if last_id is None else self._added_tokens.get(last_id, "")
+        text = before + way.text[way.start :]
+        encoding = self._backend.encode(text, add_special_tokens=False)
+        begins, ends, unit = self._places.of(encoding, text)
+        assert not before or encoding.ids[0] == last_id, "an added token is read as itself"
+        token_ids, begins, ends = (np.asarray(one)[bool(before) :] for one in (encoding.ids, begins, ends))
+
+        def place(index: int) -> int:
+            return unit(max(0, index - way.start) + len(before))
+
+        # A token belongs where its first character lies; `accumulate` keeps the pieces in order whatever a normalizer does to offsets.
+        cuts = np.searchsorted(np.maximum.accumulate(begins), [place(end) for end in self._ends(way, bodies)], side="left")
+        *spans, generation_prompt = np.split(token_ids.astype(np.int32), cuts)
+        masks: list[np.ndarray | None] = []
+        for index, first, last in zip(range(way.first, len(way.messages)), [0, *cuts], cuts, strict=False):
+            if index not in bodies.spans:
+                masks.append(None)
+                continue
+            is_content = np.zeros(last - first, bool)
+            for body in bodies.spans[index]:
+                begin, end = map(place, body)
+                is_content |= (begins[first:last] >= begin) & (ends[first:last] <= end) & (ends[first:last] > begins[first:last])
+            masks.append(is_content)
+        return spans, masks, generation_prompt
+
+    def _ends(self, way: Way, bodies: Bodies) -> list[int]:
+        """Return where each new message ends in the text of `way`: where the template would end a conversation that stops with it.
+
+        A message that the template ends in another way if more follows, as it may do with the results of parallel calls, ends where the
+        two part, but not before its own text. One whose end cannot be told has no text: what there is belongs to the next one.
+        """
+        ends: list[int] = []
+        for index in range(way.first, len(way.messages)):
+            end = ends[-1] if ends else way.start
+            try:
+                upto = self._template.render(way.messages[: index + 1], way.tools, add_generation_prompt=False)
+            except EnvError:  # a template may refuse a conversation that stops here
+                upto = ""
+            if upto and way.text.startswith(upto):
+                end = max(end, len(upto))
+            elif index == len(way.messages) - 1:
+                end = len(way.text)
+            else:
+                end = max(end, _parting(upto, way.text, bodies, index))
+            ends.append(end)
+        return ends
 
 
-def _is_of_concern(record: logging.LogRecord) -> bool:
-    return not record.getMessage().startswith("PyTorch was not found")
+def _parting(upto: str, text: str, bodies: Bodies, index: int) -> int:
+    """Return the end of a message in `text` from what the template writes up to it, which is no beginning of `text`; 0 if unknown."""
+    own = bodies.spans.get(index)
+    if not own:
+        return 0
+    later = [begin for other, spans in bodies.spans.items() if other > index for begin, _ in spans[:1]]
+    end = max(own[-1][1], _num_same(upto, text))
+    return end if end <= min(later, default=len(text)) else 0
 
 
-def _eos_ids(path: Path, tokenizer: PreTrainedTokenizerFast) -> set[int]:
-    """Return the eos ids that generation_config.json and the tokenizer name, where they do; what can be no id is left out."""
-    eos = _read_json(path / "generation_config.json").get("eos_token_id")
-    named = [*eos] if isinstance(eos, list) else [eos]
-    return {token_id for token_id in (*named, tokenizer.eos_token_id) if type(token_id) is int and 0 <= token_id < 2**31}
-
-
-def _check_vocabulary(path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
-    """Refuse a tokenizer with more ids than the model has rows: some token has no embedding."""
-    num_rows = _read_json(path / "config.json").get("vocab_size")
-    if isinstance(num_rows, int) and len(tokenizer) > num_rows:
-        beyond = sorted(token for token, token_id in tokenizer.get_vocab().items() if token_id >= num_rows)
-        raise ModelLoadError(
-            f"{path}: the tokenizer has {len(tokenizer)} ids but config.json says `vocab_size`={num_rows}; the model has no embedding for "
-            f"{beyond[:5]}: take the tokenizer and the weights from one model, or correct the special tokens in tokenizer_config.json"
-        )
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        return {}
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ModelLoadError(f"{file}: not valid JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ModelLoadError(f"{file}: expected a JSON object, got {type(value).__name__}")
-    return value
-
-
-def _text_messages(messages: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], ...]:
-    if not messages:
-        raise EnvError("`ask` got no message; pass at least one")
-    return tuple(_text_message(message) for message in messages)
-
-
-def _text_message(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of a message whose content is one string."""
-    role, content = message.get("role"), message.get("content")
-    if isinstance(content, list | tuple):
-        texts = [part["text"] for part in content if isinstance(part, Mapping) and isinstance(part.get("text"), str)]
-        content = "".join(texts) if len(texts) == len(content) > 0 else None
-    if not isinstance(role, str) or not isinstance(content, str):
-        raise EnvError(
-            f"a message needs a `role` and a `content` of text or of text parts, got role={role!r} and content={message.get('content')!r}"
-        )
-    return {**message, "content": content}
+def _num_same(one: str, other: str) -> int:
+    """Return how many characters two texts begin with alike."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if one[:middle] == other[:middle] else (low, middle - 1)
+    return low

@@ -23,6 +23,8 @@ class ParsedReply:
     """What was set apart as thinking; empty if nothing."""
     tool_calls: tuple[ToolCall, ...] = ()
     """The tools that it asks for, malformed calls included, in order."""
+    has_unread_call: bool = False
+    """True if there is something like a call in it and nothing was read as one: tags spelt with ordinary tokens, or another format's."""
 
 
 class ReplyParser(Protocol):

@@ -57,6 +57,7 @@ class EnvironmentBuilder:
                 tasks=build_task_sampler(env_config.tasks, env.tasks(), rng_seed=config.run.seed + index),
                 sampler=Sampler(env, self._source(env_config, env), env_config.rollout_deadline_s),
                 algorithm=build_algorithm(settings.algo_of(env_config), self.pool, context),
+                truncated=env_config.truncated,
             )
 
     def build_all(self, envs: Sequence[Environment]) -> list[TrainEnv]:
@@ -66,12 +67,12 @@ class EnvironmentBuilder:
 
     def _source(self, env_config: EnvBase, env: Environment) -> Source:
         config, sampling = self.config, self.config.orchestrator.sampling_of(env_config)
-        longest = config.trainable_window
+        longest, history = config.trainable_window, env_config.history
         match config.orchestrator.algo_of(env_config).sampling.source:
             case FrozenModelConfig() as model:
-                return FrozenSource(model, self.renderer, sampling, run_seed=config.run.seed, window=longest)
+                return FrozenSource(model, self.renderer, sampling, run_seed=config.run.seed, window=longest, history=history)
             case word if word == DEMONSTRATIONS:
-                return DemonstrationSource(self.renderer, env.demonstration, longest)
+                return DemonstrationSource(self.renderer, env.demonstration, longest, history=history)
             case word:
                 assert word == POLICY
                 return PolicySource(
@@ -81,6 +82,7 @@ class EnvironmentBuilder:
                     run_seed=config.run.seed,
                     window=config.engine.max_model_len,
                     places=self.places,
+                    history=history,
                 )
 
 

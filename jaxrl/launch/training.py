@@ -29,11 +29,13 @@ from jaxrl.envs.base import Environment
 from jaxrl.envs.build import build_environment, require_disjoint_questions
 from jaxrl.errors import ConfigError, ModelLoadError, RunFailedError
 from jaxrl.evals.harness import EnvEvalHarness
+from jaxrl.inference.known_models import load_renderer
 from jaxrl.inference.pool import PolicyPool
 from jaxrl.inference.rendering import Renderer
 from jaxrl.launch.arrays import ArrayArm, array_arm, check_sizes
 from jaxrl.launch.compile_cache import use_compile_cache
 from jaxrl.launch.environments import EnvironmentBuilder, check_sources, probe_environments
+from jaxrl.launch.preflight import check_template
 from jaxrl.launch.side_by_side import ctrl_c, ended_at_once, in_thread, side_by_side
 from jaxrl.models import build_mesh
 from jaxrl.monitors import MonitorSet
@@ -91,6 +93,7 @@ def launch(
     run_dir = config.run_dir
     check_run_folder(run_dir, resume=resume, has_checkpoint=lambda: bool(complete_steps(run_dir / "checkpoints")))
     renderer, train, heldout = build_worlds(config)
+    template = check_template(config, renderer, train, heldout)
     check_sizes(config)
     refuse_many_processes()
     mesh = build_mesh(config.trainer.mesh, devices)
@@ -108,6 +111,9 @@ def launch(
         stack.enter_context(crash.reporting(ConfigError, ModelLoadError))
         monitors = _open_monitors(config, log, start_step, mesh, renderer)
         stack.callback(monitors.close)
+        monitors.note(chat_template_sha256=template.template_sha256)
+        for remark in template.remarks:
+            logger.warning("%s", remark)
         stack.enter_context(ended_at_once(lambda error: crash.write(blame(error, _where(monitors))), monitors.abandon))
         asyncio.run(probe_environments(config, renderer, train))
         cache = use_compile_cache(is_on=config.run.compile_cache, directory=config.run.compile_cache_dir)
@@ -166,11 +172,12 @@ def build_worlds(config: RunConfig) -> tuple[Renderer, list[Environment], list[E
     """Build everything that needs no device: the renderer, the training and the evaluation environments.
 
     Raises:
-      ConfigError: an environment's setting is wrong, a held-out question is trained on, or nobody could write an environment's
-        replies.
+      ConfigError: an environment's setting is wrong, a held-out question is trained on, nobody could write an environment's
+        replies, or `model.renderer` names what there is not.
       ModelLoadError: the model directory has no usable tokenizer.
     """
-    renderer = Renderer.from_pretrained(config.orchestrator.model.name)
+    model = config.orchestrator.model
+    renderer = load_renderer(model.name, renderer=model.renderer, tool_format=model.tool_format)
     train = [build_environment(env) for env in config.orchestrator.train.env]
     heldout = [build_environment(env) for env in config.orchestrator.eval.env]
     require_disjoint_questions(train, heldout)
@@ -286,6 +293,7 @@ def _evaluate(
             num_tasks=settings.num_tasks,
             success_threshold=settings.success_threshold,
             demonstration_nll=settings.demonstration_nll,
+            history=env_config.history,
             concurrency=2 * config.engine.num_slots,
             rollout_deadline_s=env_config.rollout_deadline_s,
             on_progress=functools.partial(monitors.progress, f"evaluating {env.name}"),

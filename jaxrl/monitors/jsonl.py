@@ -14,7 +14,7 @@ import logging
 import math
 import os
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -81,17 +81,26 @@ def finite_values(values: Mapping[str, float]) -> dict[str, float]:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Read a file of JSON lines, leaving out a last line that a crash cut short."""
-    lines = path.read_text(encoding="utf-8").rstrip("\n").split("\n") if path.exists() and path.stat().st_size else []
-    rows = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            rows.append(json.loads(line))
-        except ValueError:
-            if number < len(lines):
-                raise ValueError(f"`{path}`, line {number}: not JSON: {line[:80]!r}") from None
-            logger.warning("`%s`: the last line is incomplete and is left out", path)
-    return rows
+    """Read a file of JSON lines, leaving out a last line that a crash cut short; a file that is not there has none."""
+    return list(iterate_lines(path)) if path.exists() else []
+
+
+def iterate_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield what `read_lines` returns, one line at a time.
+
+    Raises:
+      ValueError: a line before the last is no JSON.
+    """
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                row = json.loads(line)
+            except ValueError:
+                if file.peek(1):
+                    raise ValueError(f"`{path}`, line {number}: not JSON: {line[:80].decode(errors='replace').rstrip()!r}") from None
+                logger.warning("`%s`: the last line is incomplete and is left out", path)
+                return
+            yield row
 
 
 class MetricsFile:

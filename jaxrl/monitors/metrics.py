@@ -44,7 +44,7 @@ MEANINGS: dict[str, str] = {
     ERROR_FRAC: "share of rollouts that failed; they have no reward and are in no mean",
     TRUNCATED_FRAC: "share of rollouts that a token or turn limit cut",
     ZERO_SIGNAL_FRAC: "share of the groups with rl credit whose advantages are all exactly 0 and that no other component trains on",
-    PARTIAL_FRAC: "share of groups that were credited without some of their rollouts, which failed or have no reward",
+    PARTIAL_FRAC: "share of groups that were credited without some of their rollouts, which failed, have no reward or were dropped as truncated",
     "ledger/<bucket>": "rollouts of the run so far that ended in this bucket, or are `pending`; the buckets add up to `ledger/dispatched`",
     "ledger/dispatched": "rollouts of the run so far that were dispatched",
     "ledger/truncated": "rollouts of the run so far that a token or turn limit cut; each is in its bucket too",
@@ -67,14 +67,15 @@ MEANINGS: dict[str, str] = {
     "trust_region/rl/dropped_high_frac": "share of rl members dropped because their probability rose too far",
     "trust_region/rl/dropped_low_frac": "share of rl members dropped because their probability fell too far",
     "trust_region/ref_kl/dropped_frac": "share of ref_kl members that the trust region drops",
-    CE_NLL_MEAN: "mean negative logprob of ce members at temperature 1, in nats",
+    CE_NLL_MEAN: "mean negative logprob of ce members at temperature 1, in nats, whatever they weigh: of replies under `sft`, of observations under `echo`",
     REF_LOG_RATIO_MEAN: "mean of reference minus trainer logprob over ref_kl members",
     "entropy/mean": "mean entropy of the tempered policy on tokens of the loss mask, in nats",
     ADVANTAGE_MEAN: "mean over rollouts of their mean advantage",
     ADVANTAGE_MIN: "smallest of the rollouts' mean advantages",
     ADVANTAGE_MAX: "largest of the rollouts' mean advantages",
     ADVANTAGE_ZERO_FRAC: "share of rollouts whose mean advantage is 0, of those that were given credit",
-    "filters/<name>/frac": "share of the rollouts that the filter saw and matched, whether it dropped them or not",
+    "filters/<name>/frac": "share of the rollouts that the filter saw and matched, whether it dropped them or not; `truncated`: of an "
+    "environment's scored rollouts, where its `truncated` is not `train`",
     LOOP_LAG_P99: "99th percentile of how late the event loop runs what is due, over the last 100 s",
     "optim/grad_norm": "global norm of the gradient before clipping",
     "optim/lr": "learning rate of the step",
@@ -101,6 +102,8 @@ MEANINGS: dict[str, str] = {
     GENERATED_TOKENS_PER_S: "tokens that the policy wrote in the step's decided rollouts per second of `time/generate_s`",
     "throughput/mfu_frac": "share of the devices' peak arithmetic that the model's own work used",
     "tasks/<env>/<counter>": "what the environment's task sampler reports",
+    "env/<env>/<metric>": "mean of a number that the environment, the session or the algorithm reports of a rollout, such as `forks` or "
+    "`tools/calls`, over the step's rollouts that have it and did not fail",
     "eval/<env>/<score>": "a score of an evaluation; step 0 is the base policy",
 }
 """Every metric that a run may report, with its meaning; `<...>` stands for a name."""
@@ -134,6 +137,16 @@ def filter_frac(name: str) -> str:
 def task_metric(env_name: str, counter: str) -> str:
     """Return the name of a task sampler's counter."""
     return f"tasks/{env_name}/{counter}"
+
+
+def env_metric(env_name: str, metric: str) -> str:
+    """Return the name of the mean of what rollouts of an environment report.
+
+    Example:
+      >>> env_metric("chain_sum", "tools/calls")
+      'env/chain_sum/tools/calls'
+    """
+    return f"env/{env_name}/{metric}"
 
 
 def eval_score(env_name: str, score: str) -> str:

@@ -113,13 +113,20 @@ class MonitorSet:
         if self._config.rollouts:
             self._guard("rollouts", lambda: append_compact_lines(self._rollouts_path(step), self._records(step, rollouts)))
 
-    def update_rollouts(self, step: int, rollouts: Iterable[Rollout]) -> None:
+    def update_rollouts(self, step: int, rollouts: Sequence[Rollout]) -> None:
         """Put the rollouts of a step, of which more is known now, in place of its file; as slow as `log_rollouts`.
 
-        Only a token export knows more.
+        Only a token export knows more. One of them is shown on the terminal, if that is asked for.
         """
         if self._config.rollouts and self._config.token_export:
             self._guard("rollouts", lambda: replace_compact_lines(self._rollouts_path(step), self._records(step, rollouts)))
+        if self._config.show_rollout_every_n_steps and step % self._config.show_rollout_every_n_steps == 0:
+            self._show(lambda terminal: self._show_one(terminal, step, rollouts))
+
+    def _show_one(self, terminal: Terminal, step: int, rollouts: Sequence[Rollout]) -> None:
+        """Show one rollout of a step that has begun, of another place in the order each time."""
+        if begun := [rollout for rollout in rollouts if rollout.nodes]:
+            terminal.conversation(rollout_record(step, begun[step % len(begun)], token_export=False))
 
     def _rollouts_path(self, step: int) -> Path:
         return self._run_dir / "rollouts" / f"step_{step:06d}.jsonl"

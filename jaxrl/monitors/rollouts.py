@@ -1,8 +1,9 @@
 """Rollouts as lines of JSON, for people and for tools that look at what was played and what was learned from it.
 
-In: `Rollout`s of a step, in whatever bucket they ended. Out: one object per rollout: task, messages, reward or error,
-bucket, and per branch the token ids with every stream that the trainer saw and, in a token export, what became of each
-token. `docs/rollouts.md` describes the file. Writing happens in a worker thread; nothing here changes a rollout.
+In: `Rollout`s of a step, in whatever bucket they ended. Out: one object per rollout: task, messages, the graph of its
+nodes, reward or error, bucket, and per branch the token ids with every stream that the trainer saw and, in a token
+export, what became of each token. `docs/rollouts.md` describes the file. Writing happens in a worker thread; nothing
+here changes a rollout.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from jaxrl.monitors.tokens import PlayedBranch, loss_mask, origins, played_branches, resolved_weights, trained_tokens, why_untrained
-from jaxrl.types import OPTIONAL_STREAMS, Node, Rollout
+from jaxrl.types import OPTIONAL_STREAMS, Node, Rollout, ToolCall
 
 _DIGITS = 6
 """Decimals of a logged float: float32 logprobs have no more, and the files stay half as large."""
@@ -30,13 +31,15 @@ def rollout_record(step: int, rollout: Rollout, *, token_export: bool = True, te
       texts: the text of each token id; None leaves the texts out. Without a token export nothing reads it.
 
     Returns:
-      An object with `step, env, task, group_id, member, draw_index, reward, error, bucket, stop_reason, is_truncated,
-      text, messages, samples, metrics, info, num_turns, num_completion_tokens, duration_s`. `samples` has one entry per
-      branch, whose lists are all of one length: `token_ids`, `loss_mask` (0 or 1), `versions` (null where the policy did
-      not sample) and `streams`, from which absent ones are left out. A token export adds `text`, `origin`,
-      `why_untrained` (null where trained), `weights` by component, from which one that is 0 everywhere is left out, and
-      the stream `trainer_logprobs`.
+      An object with `step, env, task, group_id, member, draw_index, reward, turn_rewards, error, bucket, stop_reason,
+      is_truncated, text, messages, nodes, samples, metrics, info, num_turns, num_completion_tokens, duration_s`. `nodes`
+      is the graph that `monitors.conversation` draws. `samples` has one entry per branch: `nodes`, the indices of those
+      that it is made of, and lists that are all of one length: `token_ids`, `loss_mask` (0 or 1), `versions` (null where
+      the policy did not sample) and those of `streams`, from which absent ones are left out. A token export adds `text`,
+      `origin`, `why_untrained` (null where trained), `weights` by component, from which one that is 0 everywhere is left
+      out, and the stream `trainer_logprobs`.
     """
+    last_branch = rollout.path_to(len(rollout.nodes) - 1) if rollout.nodes else ()
     return {
         "step": step,
         "env": rollout.env_name,
@@ -45,12 +48,14 @@ def rollout_record(step: int, rollout: Rollout, *, token_export: bool = True, te
         "member": rollout.member,
         "draw_index": rollout.draw_index,
         "reward": None if rollout.reward is None else float(rollout.reward),
+        "turn_rewards": rollout.turn_rewards,
         "error": None if rollout.failure is None else asdict(rollout.failure),
         "bucket": rollout.bucket,
         "stop_reason": rollout.stop_reason,
         "is_truncated": rollout.is_truncated,
         "text": rollout.completion_text,
-        "messages": rollout.messages(),
+        "messages": [_message_record(rollout.nodes[index]) for index in last_branch],
+        "nodes": [_node_record(node) for node in rollout.nodes],
         "samples": [_branch_record(rollout, branch, token_export, texts) for branch in played_branches(rollout)],
         "metrics": dict(rollout.metrics),
         "info": rollout.info,
@@ -60,9 +65,36 @@ def rollout_record(step: int, rollout: Rollout, *, token_export: bool = True, te
     }
 
 
+def _message_record(node: Node) -> dict[str, Any]:
+    """Return a node as a chat message; what it does not have is left out."""
+    record: dict[str, Any] = {"role": node.role, "content": node.content}
+    if node.name is not None:
+        record["name"] = node.name
+    if node.tool_calls:
+        record["tool_calls"] = [_call_record(call) for call in node.tool_calls]
+    return record
+
+
+def _call_record(call: ToolCall) -> dict[str, Any]:
+    """Return a call; a malformed one has what was written in place of arguments, and why it is none."""
+    if call.arguments is not None:
+        return {"id": call.id, "name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "name": call.name, "arguments": None, "raw": call.raw, "error": call.error}
+
+
+def _node_record(node: Node) -> dict[str, Any]:
+    record = {"parent": node.parent, **_message_record(node), "num_tokens": len(node.token_ids)}
+    if node.sampled:
+        record |= {"sampled": True, "num_sampled": node.num_sampled, "finish_reason": node.finish_reason}
+    if node.sampled and node.source != "policy":
+        record["source"] = node.source
+    return record
+
+
 def _branch_record(rollout: Rollout, branch: PlayedBranch, token_export: bool, texts: Mapping[int, str] | None) -> dict[str, Any]:
     token_ids = np.concatenate([node.token_ids for node in branch.nodes]).tolist()
     record: dict[str, Any] = {
+        "nodes": list(branch.path),
         "token_ids": token_ids,
         "loss_mask": loss_mask(branch).astype(np.int8).tolist(),
         "versions": [value for node in branch.nodes for value in _spread(node, None if node.versions is None else node.versions.tolist())],

@@ -1,6 +1,6 @@
 """The run on a terminal: a live view for a person, one plain line per step for a log file or CI.
 
-In: steps, evaluations, phases and words on what is being waited for. Out: text on a console. The live view is redrawn
+In: steps, evaluations, phases, single rollouts and words on what is being waited for. Out: text on a console. The live view is redrawn
 by a thread of its own from the state kept here; log lines go above it. It reads no files and computes no metric.
 """
 
@@ -16,7 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import TextIO
+from typing import Any, TextIO
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -26,6 +26,7 @@ from rich.table import Table
 from rich.text import Text
 
 from jaxrl.monitors import metrics
+from jaxrl.monitors.conversation import conversation
 from jaxrl.monitors.learning import Curve, Learning
 
 logger = logging.getLogger(__name__)
@@ -215,6 +216,11 @@ class Terminal:
         """Print a line that stays; it stands above the live view."""
         self._print(text)
 
+    def conversation(self, record: Mapping[str, Any]) -> None:
+        """Print a rollout, as a record of the rollout log; it stands above the live view."""
+        width = None if self._live is None else self._console.width
+        self._print(Text("\n").join([*conversation(record, width=width), Text()]))
+
     def close(self) -> None:
         """Stop showing and leave a summary; a second call does nothing."""
         self._closed.set()
@@ -253,9 +259,9 @@ class Terminal:
         while not self._closed.wait(1.0):
             self.tick()
 
-    def _print(self, line: str) -> None:
+    def _print(self, line: str | Text) -> None:
         self._printed_s = self._clock()
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(line, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
     def _render(self) -> RenderableType:
         with self._lock:

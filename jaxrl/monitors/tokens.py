@@ -30,7 +30,7 @@ ORIGINS = {
 INPUT, MASKED, OTHER_BRANCH, ZERO_WEIGHT, TRUNCATED = "input", "masked", "other_branch", "zero_weight", "truncated"
 REASONS = {
     INPUT: "nobody sampled it, and it has no weight of its own: a prompt, a tool's answer, template text",
-    MASKED: "sampled, but the environment or the algorithm took it out of the loss mask",
+    MASKED: "sampled, but the environment, its `truncated` = \"mask\" or the algorithm took it out of the loss mask",
     OTHER_BRANCH: "shared with an earlier branch of the rollout, which has it in its loss mask",
     ZERO_WEIGHT: "in the loss mask, but all three weights are 0",
     TRUNCATED: "cut off: its sample is longer than a row (`trainer.overlong = \"truncate\"`)",
@@ -52,8 +52,10 @@ tokens, whatever else is true of them."""
 class PlayedBranch:
     """A branch of a rollout with what became of it."""
 
+    path: tuple[int, ...]
+    """Indices into the rollout's nodes, root first."""
     nodes: list[Node]
-    """Root first."""
+    """The nodes themselves."""
     is_shared: list[bool]
     """Per node: True if an earlier branch trains it."""
     sample: TrainingSample | None
@@ -81,7 +83,7 @@ def played_branches(rollout: Rollout) -> Iterator[PlayedBranch]:
                 is_dropped = packed is None
             num_samples += 1
         nodes, is_shared = [rollout.nodes[index] for index in branch.path], [index in shared for index in branch.path]
-        yield PlayedBranch(nodes, is_shared, sample, members, packed, is_dropped)
+        yield PlayedBranch(branch.path, nodes, is_shared, sample, members, packed, is_dropped)
         if any(branch.trained):
             shared.update(branch.path)
 

@@ -133,8 +133,13 @@ def _advice(tally: StepTally) -> str:
             "solves sometimes, or a larger `orchestrator.group_size`"
         )
     # What carries no signal would train nothing, dropped or not.
-    if any(bucket.startswith(filtered("")) and bucket != filtered("zero_advantage") for bucket in buckets):
+    if any(bucket.startswith(filtered("")) and bucket not in (filtered("zero_advantage"), filtered("truncated")) for bucket in buckets):
         sentences.append("What a filter drops too often, it may count only: set its `enforce` = false")
+    if buckets[filtered("truncated")]:
+        sentences.append(
+            "A limit cut rollouts of an environment that does not train on those: raise the limit (`sampling.max_tokens`, "
+            "`budget.max_turns`, ...), or set its `truncated` = 'train'"
+        )
     if buckets[Bucket.UNSCORED]:
         sentences.append(
             "A rollout without a reward is not trained on, whatever its loss: let the environment give a number, 0 if it has "

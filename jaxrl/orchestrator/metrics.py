@@ -46,10 +46,10 @@ class StepTally:
     def add_group(self, rollouts: Sequence[Rollout]) -> None:
         """Enter a committed group.
 
-        It is partial if some but not all of its rollouts are scored. Of the groups whose credit feeds the rl loss, one
+        It is partial if some but not all of its rollouts are scored and have samples. Of the groups whose credit feeds the rl loss, one
         has no signal if every advantage is exactly 0 and no other component trains on it either.
         """
-        scored = [r for r in rollouts if r.is_scored]
+        scored = [r for r in rollouts if r.is_scored and r.samples]
         self._num_scored_groups += len(scored) > 0
         self._num_partial_groups += 0 < len(scored) < len(rollouts)
         if any(_feeds_rl(sample) for r in scored for sample in r.samples):
@@ -86,6 +86,7 @@ class StepTally:
         for env_name in dict.fromkeys(r.env_name for r in played):
             tokens = [r.num_completion_tokens for r in played if r.env_name == env_name]
             values |= _mean(names.completion_tokens_mean(env_name), tokens)
+        values |= _means_of_reported(played)
         # Beside the mean of all: staleness that takes the long ones shows here.
         stale = [r for r in decided if r.bucket == Bucket.STALE]
         values |= _mean(names.STALE_COMPLETION_TOKENS_MEAN, [r.num_completion_tokens for r in stale])
@@ -105,6 +106,15 @@ class StepTally:
             if examined:
                 values[names.filter_frac(name)] = self._matched[name] / examined
         return values
+
+
+def _means_of_reported(rollouts: Iterable[Rollout]) -> dict[str, float]:
+    """Return the mean of each number that rollouts report, per environment, over the rollouts that have it."""
+    reported: dict[str, list[float]] = {}
+    for rollout in rollouts:
+        for name, value in rollout.metrics.items():
+            reported.setdefault(names.env_metric(rollout.env_name, name), []).append(value)
+    return {name: sum(values) / len(values) for name, values in reported.items()}
 
 
 def time_metrics(rollouts: Iterable[Rollout], *, generate_s: float, wait_s: float, pack_s: float) -> dict[str, float]:

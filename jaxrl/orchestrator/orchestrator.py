@@ -44,7 +44,7 @@ from jaxrl.orchestrator.reporter import Reporter
 from jaxrl.orchestrator.rules import expected_step, is_stale, lead_steps, may_dispatch, may_draw, should_ship
 from jaxrl.orchestrator.sampler import TrainEnv
 from jaxrl.orchestrator.shipping import BatchMaker, ShippedStep
-from jaxrl.orchestrator.sink import Sink
+from jaxrl.orchestrator.sink import TRUNCATED, Sink
 from jaxrl.orchestrator.watcher import Evaluations, watch_versions
 from jaxrl.types import Bucket, Rollout, TrainBatch
 
@@ -107,7 +107,8 @@ class Orchestrator:
         self._empty_batches = EmptyBatchBudget(config.max_empty_batches)
         vocab_sizes = {env.name: env.sampler.renderer.vocab_size for env in envs}
         before, after = (build_filters(slot, vocab_sizes) for slot in (config.pre_batch_filters, config.post_batch_filters))
-        self._ledger = Ledger(own.name for own in (*before, *after))
+        cutting = [TRUNCATED] if any(env.truncated != "train" for env in envs) else []
+        self._ledger = Ledger([*(own.name for own in (*before, *after)), *cutting])
         self._source = DrawSource(envs, seed)
         self._sink = Sink(
             self._ledger,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from jaxrl.config.turns import Truncated
 from jaxrl.envs.base import Environment, Session
 from jaxrl.envs.play import play_rollout
 from jaxrl.inference.rendering import Renderer
@@ -73,3 +74,5 @@ class TrainEnv:
     """Who plays it."""
     algorithm: Algorithm
     """Who credits it."""
+    truncated: Truncated = "train"
+    """What becomes of a rollout that a limit cut short."""

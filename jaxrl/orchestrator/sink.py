@@ -19,6 +19,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 
+import numpy as np
+
 from jaxrl.batching import rollout_to_samples
 from jaxrl.envs.play import is_cancelled_by_owner
 from jaxrl.errors import DeadlineError, SampleError
@@ -33,6 +35,8 @@ from jaxrl.types import Boundary, Bucket, Rollout, filtered
 MAX_SCORING_HOOKS = 64
 """Scoring hooks of one environment that run at the same time, or as many as the models that they ask can take, if those are fewer:
 a hook's deadline runs, so it must not wait for other hooks. A slow teacher holds up no other environment."""
+TRUNCATED = "truncated"
+"""Name, as that of a filter, of the rule on rollouts that a limit cut short."""
 
 
 class Sink:
@@ -104,12 +108,14 @@ class Sink:
           The rollouts that are fit for a batch, still pending; None if there is none.
         """
         rollouts = opened.group.rollouts
-        rewards = [r.reward if r.is_scored else None for r in rollouts]
+        # The reward of one that is dropped as truncated is missing here, as it is in the baseline: its group learns nothing from it.
+        rewards = [r.reward if r.is_scored and r.samples else None for r in rollouts]
         opened.env.tasks.update(opened.draw.spec, rewards, [float(r.num_completion_tokens) for r in rollouts])
         self._tally.add_group(rollouts)
         self.decide(opened, [r for r in rollouts if r.failure is not None], Bucket.ERRORED)
         self.decide(opened, [r for r in rollouts if r.failure is None and r.reward is None], Bucket.UNSCORED)
-        kept = self.filter([KeptGroup(opened, opened.group.survivors)], self._filters)
+        survivors = self._without_truncated(opened)
+        kept = self.filter([KeptGroup(opened, survivors)], self._filters)
         return kept[0] if kept else None
 
     def filter(self, groups: Iterable[KeptGroup], filters: Sequence[Filter]) -> list[KeptGroup]:
@@ -130,9 +136,22 @@ class Sink:
             self._ledger.decide(rollout, bucket)
             self._tally.add_rollout(opened.order, rollout)
 
+    def _without_truncated(self, opened: OpenGroup) -> list[Rollout]:
+        """File the truncated rollouts that nothing is trained of, as their environment wants it; return the survivors without them."""
+        if opened.env.truncated == "train":
+            return opened.group.survivors
+        scored = [r for r in opened.group.rollouts if r.is_scored]
+        self._tally.add_matches({TRUNCATED: sum(r.is_truncated for r in scored)}, len(scored))
+        idle = [r for r in scored if r.is_truncated and not _has_member(r)]
+        self.decide(opened, idle, filtered(TRUNCATED))
+        return [r for r in opened.group.survivors if r.bucket == Bucket.PENDING]
+
     async def _score_arrival(self, opened: OpenGroup, rollout: Rollout) -> None:
         if rollout.failure is not None:
             return
+        truncated = opened.env.truncated if rollout.is_truncated else "train"
+        if truncated == "drop":
+            return  # without samples it is no survivor: no hook sees it
         try:
             rollout.samples = rollout_to_samples(rollout)
         except SampleError as error:
@@ -142,6 +161,9 @@ class Sink:
             reason = "the policy sampled no token in it, so there is nothing to train on"
             rollout.fail(Boundary.ENV, reason, kind="EmptyRollout")
             return
+        if truncated == "mask":
+            for sample in rollout.samples:
+                sample.loss_mask = np.zeros(len(sample), bool)
         await self._run_hook(opened, [rollout], partial(opened.env.algorithm.finalize_rollout, rollout))
 
     async def _credit(self, opened: OpenGroup) -> None:
@@ -182,8 +204,13 @@ class Sink:
                 if is_cancelled_by_owner():
                     raise
                 error = cancelled
-            except Exception as raised:
+            except (Exception, SystemExit) as raised:
                 late = DeadlineError(f"the algorithm's hook took more than {deadline_s:g} s")
                 error = late if timer.expired() else raised
         for rollout in rollouts:
             rollout.fail(Boundary.ALGORITHM, error)
+
+
+def _has_member(rollout: Rollout) -> bool:
+    """Say whether a token of a rollout is in any loss component."""
+    return any(member.any() for sample in rollout.samples for member in sample.members())

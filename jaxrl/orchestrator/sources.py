@@ -22,7 +22,8 @@ from typing import Any, Protocol
 
 from jaxrl.config.env import SamplingConfig
 from jaxrl.config.model import FrozenModelConfig
-from jaxrl.envs.base import Session, TaskSpec
+from jaxrl.config.turns import History
+from jaxrl.envs.base import Demonstration, Session, TaskSpec
 from jaxrl.envs.session import PolicySession
 from jaxrl.envs.text_session import ForeignModel, TextSession, demonstration_session
 from jaxrl.envs.transcript import Window
@@ -99,6 +100,8 @@ class PolicySource:
     """Prompt plus completion tokens that the policy can hold."""
     places: asyncio.Semaphore
     """Rollouts that may play at the same time, those of other environments of the same policy included."""
+    history: History = "template"
+    """What a later turn makes of earlier ones."""
 
     @property
     def is_live_policy(self) -> bool:
@@ -124,6 +127,7 @@ class PolicySource:
             seed_scope=rollout.env_name,
             window=self.window,
             cache_salt=lambda: version_salt(self.pool.version),
+            history=self.history,
         )
 
 
@@ -132,12 +136,14 @@ class DemonstrationSource:
     """The environment's own reference replies."""
 
     renderer: Renderer
-    demonstration: Callable[[TaskSpec], str | None]
-    """Task spec -> the reference reply; None if there is none."""
+    demonstration: Callable[[TaskSpec], Demonstration | None]
+    """Task spec -> the reference replies; None if there are none."""
     window: int
     """Prompt plus reply tokens that can be trained on."""
     places: AbstractAsyncContextManager[Any] = field(default_factory=contextlib.nullcontext)
     """As many as are asked for."""
+    history: History = "template"
+    """What a later turn makes of earlier ones."""
 
     @property
     def is_live_policy(self) -> bool:
@@ -154,7 +160,8 @@ class DemonstrationSource:
 
     def open_session(self, rollout: Rollout) -> Session:
         """See `Source.open_session`."""
-        return demonstration_session(rollout, self.renderer, self.demonstration, window=Window(self.window, TRAINABLE))
+        window = Window(self.window, TRAINABLE)
+        return demonstration_session(rollout, self.renderer, self.demonstration, window=window, history=self.history)
 
 
 class FrozenSource:
@@ -166,6 +173,7 @@ class FrozenSource:
       sampling: how tokens are sampled; may be greedy or truncated, since nothing needs their logprobs.
       run_seed: `run.seed`.
       window: prompt plus reply tokens that can be trained on; the model's own window bounds a rollout too.
+      history: what a later turn makes of earlier ones.
     """
 
     def __init__(
@@ -176,6 +184,7 @@ class FrozenSource:
         *,
         run_seed: int,
         window: int,
+        history: History = "template",
     ) -> None:
         self.renderer = renderer
         self.places = asyncio.Semaphore(model.max_concurrency)
@@ -187,6 +196,7 @@ class FrozenSource:
         self._sampling = sampling
         self._run_seed = run_seed
         self._window = Window(window, TRAINABLE)
+        self._history: History = history
         self._pool: FrozenPool | None = None
 
     @property
@@ -223,8 +233,8 @@ class FrozenSource:
         assert pool is not None, "`setup` comes before the first rollout"
         if self.why_in_words is not None:
             source = ForeignModel(pool, rollout, self._sampling, run_seed=self._run_seed)
-            stop = self._sampling.stop
-            return TextSession(source, self.renderer, rollout, window=self._window, writer="frozen", stop=stop)
+            stop, history = self._sampling.stop, self._history
+            return TextSession(source, self.renderer, rollout, window=self._window, writer="frozen", stop=stop, history=history)
         return PolicySession(
             pool,
             self.renderer,
@@ -234,4 +244,5 @@ class FrozenSource:
             seed_scope=rollout.env_name,
             window=self._window,
             is_frozen=True,
+            history=self._history,
         )

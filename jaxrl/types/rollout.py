@@ -140,6 +140,8 @@ class Node:
     """The tool that a tool message answers for; None for any other message, and where nobody says."""
     tool_calls: tuple[ToolCall, ...] = ()
     """The calls that an assistant message holds, as parsed; for people and logs."""
+    is_retold: bool = False
+    """True if another node has the message as it was first said, and this one repeats it in a history that was written anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,10 +341,10 @@ class Rollout:
             offset += len(sample)
 
     def mean_advantage(self) -> float | None:
-        """Return the mean advantage over mask-True tokens, for monitoring; None if none was assigned."""
+        """Return the mean advantage over mask-True tokens, for monitoring; None if none was assigned, or there is no such token."""
         parts = [s.advantages[s.loss_mask] for s in self.samples if s.advantages is not None]
         flat = np.concatenate(parts) if parts else np.zeros(0, np.float32)
-        return float(flat.mean()) if flat.size else (0.0 if parts else None)
+        return float(flat.mean()) if flat.size else None
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ from typing import Any, get_args
 import pytest
 from pydantic import ValidationError
 
-from jaxrl.config.algorithm import AlgorithmBase, AlgorithmConfig, GRPOConfig, OPDConfig, OPSDConfig, SFTConfig
+from jaxrl.config.algorithm import AlgorithmBase, AlgorithmConfig, EchoConfig, GRPOConfig, OPDConfig, OPSDConfig, SFTConfig
 from jaxrl.config.dump import dump_toml
 from jaxrl.config.env import ReverseTextEnvConfig
 from jaxrl.config.load import load_config
@@ -24,8 +24,18 @@ POLICY_SOURCE = {"sampling": {"source": "policy"}}
 
 FULL: dict[str, list[dict[str, Any]]] = {
     "grpo": [
-        POLICY_SOURCE | {"length_penalty": {"type": "tokens", "completion_weight": 0.5, "tool_response_weight": 2.0}},
-        POLICY_SOURCE | {"length_penalty": {"type": "turns"}},
+        POLICY_SOURCE
+        | {"length_penalty": {"type": "tokens", "completion_weight": 0.5, "tool_response_weight": 2.0}, "credit": "rollout"},
+        POLICY_SOURCE | {"length_penalty": {"type": "turns"}, "credit": "rollout"},
+    ],
+    "echo": [
+        POLICY_SOURCE
+        | {
+            "length_penalty": {"type": "turns"},
+            "credit": "rollout",
+            "roles": {role: {"alpha": 0.5} for role in ("system", "user", "assistant")} | {"tool": {"alpha": 2.0, "tool_names": ["a", "b"]}},
+            "filter": {"import_path": "my.filters:keep", "kwargs": {"words": ["x"], "depth": {"n": 1}}},
+        },
     ],
     "max_rl": [POLICY_SOURCE],
     "rloo": [POLICY_SOURCE],
@@ -73,13 +83,16 @@ def warnings_of(file: Path, *overrides: str, **texts: str) -> list[str]:
 def test_the_defaults_of_an_algorithm_are_its_recommended_settings(file: Path) -> None:
     config = load(file)
     assert config.orchestrator.algo_of(config.orchestrator.train.env[0]) == GRPOConfig()
-    assert GRPOConfig().model_dump() == {"type": "grpo", "sampling": {"source": "policy"}, "length_penalty": None}
+    plain = {"sampling": {"source": "policy"}, "length_penalty": None, "credit": "rollout"}
+    assert GRPOConfig().model_dump() == plain | {"type": "grpo"}
+    assert EchoConfig().model_dump() == plain | {"type": "echo", "roles": None, "filter": None}
 
 
 def test_each_algorithm_says_what_it_feeds_and_whom_it_compares() -> None:
     said = {name: (section.action_loss_type, section.is_group_relative) for name, section in CLASSES.items()}
     assert said == {
         "grpo": ("rl", True),
+        "echo": ("rl", True),
         "max_rl": ("rl", True),
         "rloo": ("rl", True),
         "reinforce": ("rl", False),
@@ -88,6 +101,11 @@ def test_each_algorithm_says_what_it_feeds_and_whom_it_compares() -> None:
         "opsd": ("ref_kl", False),
         "sft": ("ce", False),
     }
+
+
+def test_echo_alone_feeds_two_losses() -> None:
+    assert EchoConfig().loss_types == ("rl", "ce")
+    assert all(section.model_construct().loss_types == (section.action_loss_type,) for name, section in CLASSES.items() if name != "echo")
 
 
 def test_each_source_says_who_plays() -> None:
@@ -104,6 +122,7 @@ def test_each_frozen_model_is_found_under_its_key() -> None:
     assert GRPOConfig().frozen_models == demonstrations.frozen_models == {}
 
 
+@pytest.mark.filterwarnings("ignore:.* learns from what an environment says")
 @pytest.mark.parametrize(("name", "settings"), [(name, settings) for name, variants in FULL.items() for settings in variants])
 def test_a_dump_of_every_algorithm_with_every_part_set_loads_equal(file: Path, name: str, settings: dict[str, Any]) -> None:
     """Once as the algorithm of the run, once as that of an environment."""
@@ -144,6 +163,60 @@ def test_an_algorithm_that_no_environment_takes_is_a_warning(file: Path) -> None
     said = warnings_of(file, orchestrator="algo.type = 'rloo'", env="algo.type = 'max_rl'")
     assert said == ["`orchestrator.algo` is not used: every training environment has an `algo` of its own"]
     assert warnings_of(file, env="algo.type = 'max_rl'") == []
+
+
+# Roles of echo
+
+FEEDBACK = "[[orchestrator.train.env]]\ntype = 'feedback'\ndataset = 'chain_sum'\nname = 'talk'\n"
+ROLES = [
+    # overrides of `orchestrator.algo`, weight of each role
+    ((), {"tool": 0.1}),
+    (("--orchestrator.algo.roles.user.alpha", "0.2"), {"user": 0.2}),
+    (("--orchestrator.algo.roles.user.alpha", "0.2", "--orchestrator.algo.roles.tool.alpha", "0.3"), {"user": 0.2, "tool": 0.3}),
+    (("--orchestrator.algo.roles.tool.tool_names", '["calculator"]'), {"tool": 0.1}),
+    (("--orchestrator.algo.roles", '{"assistant": {}}'), {"assistant": 0.1}),
+]
+
+
+@pytest.mark.parametrize(("overrides", "table"), ROLES, ids=[str(table) for _, table in ROLES])
+def test_a_role_that_is_set_replaces_the_default_table_from_a_file_and_from_the_command_line(
+    file: Path, overrides: tuple[str, ...], table: dict[str, float]
+) -> None:
+    more, env = FEEDBACK, "algo.type = 'grpo'"
+    from_command_line = load(file, "--orchestrator.algo.type", "echo", *overrides, env=env, more=more).orchestrator.algo
+    lines = "".join(f"{key.removeprefix('--orchestrator.')} = {value.replace(': ', ' = ')}\n" for key, value in pairs(overrides))
+    from_file = load(file, orchestrator="algo.type = 'echo'\n" + lines.replace('{"', "{").replace('" =', " ="), env=env, more=more)
+    for algo in (from_command_line, from_file.orchestrator.algo):
+        assert isinstance(algo, EchoConfig)
+        assert {name: role.alpha for name, role in algo.table.items()} == table
+    file.write_text(dump_toml(from_file))
+    assert load_config(file) == from_file
+
+
+def pairs(arguments: tuple[str, ...]) -> list[tuple[str, str]]:
+    return list(zip(arguments[::2], arguments[1::2], strict=True))
+
+
+def test_a_role_on_the_command_line_joins_those_of_the_file(file: Path) -> None:
+    text = "algo = {type = 'echo', roles.tool = {alpha = 0.5, tool_names = ['calculator']}}"
+    algo = load(file, "--orchestrator.algo.roles.user.alpha", "0.2", orchestrator=text, env="algo.type = 'grpo'", more=FEEDBACK)
+    roles = algo.orchestrator.algo.model_dump(exclude_none=True)["roles"]
+    assert roles == {"user": {"alpha": 0.2}, "tool": {"alpha": 0.5, "tool_names": ["calculator"]}}
+
+
+def test_echo_where_the_environment_says_nothing_after_the_first_reply_is_a_warning(file: Path) -> None:
+    one_attempt = f"{FEEDBACK}budget.max_turns = 1\n"
+    said = warnings_of(file, orchestrator="algo.type = 'echo'", more=FEEDBACK + one_attempt.replace("talk", "once"))
+    assert len(said) == 1 and said[0].startswith("`orchestrator.algo.type`='echo' learns from what an environment says after the policy's ")
+    assert "env 'words', 'once' ends with that reply" in said[0]
+    assert warnings_of(file, env="algo.type = 'grpo'", orchestrator="algo.type = 'echo'", more=FEEDBACK) == []
+
+
+def test_credit_by_turn_is_refused_where_there_is_one_turn_and_loaded_where_there_are_more(file: Path) -> None:
+    own, several = "algo = {type = 'grpo'}", FEEDBACK + "algo = {type = 'echo', credit = 'turn'}\n"
+    assert load(file, env=own, more=several).orchestrator.train.env[1].algo == EchoConfig(credit="turn")
+    message = error_of(file, env=own, more=f"{several}budget.max_turns = 1")
+    assert message.startswith("`orchestrator.train.env.1.algo.credit`='turn': env 'talk' ends with the first reply")
 
 
 # Overrides
@@ -195,8 +268,17 @@ ALGO_ERRORS = [
     ("{type = 'grpo', length_penalty = {type = 'tokens', completion_weight = -1}}", ".length_penalty.completion_weight`=-1: expected a "
      "number >= 0"),
     ("{type = 'grpo', length_penalty = {type = 'words'}}", ".length_penalty.type`='words': expected one of 'tokens', 'turns'"),
+    ("{type = 'grpo', credit = 'turns'}", ".credit`='turns': expected one of 'rollout', 'turn'; did you mean 'turn'?"),
+    ("{type = 'grpo', credit = 'turn'}", ".credit`='turn': env 'words' ends with the first reply"),
+    ("{type = 'grpo', credit = 'turn', length_penalty.type = 'turns'}", ".length_penalty` multiplies the rewards of whole rollouts"),
+    ("{type = 'echo', roles = {}}", ".roles` is empty, so nothing that the environment says would be learned from"),
+    ("{type = 'echo', roles.tool.alpha = 0}", ".roles.tool.alpha`=0: expected a number > 0; the default is 0.1"),
+    ("{type = 'echo', roles.user.alpha = -1}", ".roles.user.alpha`=-1: expected a number > 0"),
+    ("{type = 'echo', roles.user.alpha = inf}", ".roles.user.alpha`=inf: expected a number > 0"),
+    ("{type = 'echo', roles.tool.tool_names = []}", ".roles.tool.tool_names`=[]: expected a list"),
+    ("{type = 'echo', filter = {import_path = 'keep'}}", ".filter.import_path`='keep': expected"),
     ("{type = 'grop'}", ".type`='grop': expected one of 'grpo', "),
-    ("'grpo'", "`='grpo': expected a table whose `type` is one of 'grpo', 'max_rl', "),
+    ("'grpo'", "`='grpo': expected a table whose `type` is one of 'grpo', 'echo', 'max_rl', "),
 ]  # fmt: skip
 """An algorithm's table, and how the message goes on after the table's key."""
 
@@ -228,6 +310,8 @@ UNKNOWN_KEYS = [
     ("{type = 'grpo', length_penalty = {type = 'tokens', completion_weigth = 2}}", "length_penalty.completion_weigth",
      "length_penalty.completion_weight"),
     ("{type = 'opsd', demokey = 'x'}", "demokey", "demo_key"),
+    ("{type = 'echo', roles.tools.alpha = 1}", "roles.tools", "roles.tool"),
+    ("{type = 'echo', roles.tool.tool_name = ['x']}", "roles.tool.tool_name", "roles.tool.tool_names"),
 ]  # fmt: skip
 
 
@@ -317,7 +401,7 @@ def test_distillation_at_another_temperature_than_1_is_a_warning(file: Path, alg
 def test_comparing_the_rollouts_of_a_group_of_one_is_a_warning(file: Path) -> None:
     for name, section in CLASSES.items():
         algo = f"algo = {json.dumps({'type': name} | FULL[name][0])}".replace('": ', '" = ')
-        said = warnings_of(file, env=f"{algo}", orchestrator="group_size = 1")
+        said = [text for text in warnings_of(file, env=f"{algo}", orchestrator="group_size = 1") if "group_size" in text]
         assert len(said) == section.is_group_relative, name
         for text in said:
             assert text.startswith(f"`orchestrator.group_size`=1: `{name}` (`orchestrator.train.env.0.algo.type`) compares the rollouts")
@@ -357,10 +441,10 @@ def test_a_coefficient_is_a_finite_number_that_is_not_negative(file: Path, value
 
 def test_what_an_evaluation_environment_sets_in_vain_is_a_warning_each(file: Path) -> None:
     header = "[[orchestrator.eval.env]]\ntype = 'reverse_text'\n"
-    settings = "algo.type = 'rloo'\nratio = 2\ntasks.type = 'sequential'\ncoefficients.rl = 2\nreward_deadline_s = 5"
+    settings = "algo.type = 'rloo'\nratio = 2\ntasks.type = 'sequential'\ncoefficients.rl = 2\ntruncated = 'drop'\nreward_deadline_s = 5"
     said = warnings_of(file, more=f"{header}{header}name = 'b'\n{settings}")
     assert [text.partition(":")[0] for text in said] == [
-        f"`orchestrator.eval.env.1.{name}` is not used" for name in ("algo", "coefficients", "ratio", "tasks")
+        f"`orchestrator.eval.env.1.{name}` is not used" for name in ("algo", "coefficients", "ratio", "tasks", "truncated")
     ]
     assert all("env 'b' is only measured" in text for text in said)
 
@@ -383,4 +467,7 @@ def test_hosted_runs_refuse_every_import_path_by_its_key(file: Path) -> None:
         "`orchestrator.train.env.0.reward.import_path`='my.rewards:score' would run code"
     )
     assert "`run.allow_import_paths`=false refuses every import path" in message
+    echo = "algo = {type = 'echo', filter.import_path = 'my.filters:keep'}"
+    message = error_of(file, "--run.allow_import_paths", "false", more=FEEDBACK + echo)
+    assert message.startswith("`orchestrator.train.env.1.algo.filter.import_path`='my.filters:keep' would run code")
     assert warnings_of(file, "--run.allow_import_paths", "false", env="reward.type = 'math_verify'") == []

@@ -101,3 +101,14 @@ def lines_of(text: str) -> Iterator[tuple[str, str, str]]:
     for line in text.splitlines():
         level, name, *rest = line.split(maxsplit=2)
         yield level, name, rest[0]
+
+
+def tools_config(directory: Path, *overrides: str, env: str = "", algo: str = FROM_DEMONSTRATIONS) -> RunConfig:
+    """Return a run on sums with a calculator, learning from its demonstrations; arguments as those of `questions_config`."""
+    (directory / "run.toml").write_text(
+        f"[orchestrator]\ngroup_size = 2\nmodel = {{name = '{MODEL}'}}\nsampling = {{max_tokens = 32}}\n"
+        "[[orchestrator.train.env]]\ntype = 'tools'\ndataset = 'chain_sum'\nparameters = {max_terms = 2, max_digits = 1}\n"
+        f"num_tasks = 20\ndescribe = false\nalgo = {algo}\n{env}\n"
+        "[inference]\nmax_model_len = 160\n[trainer]\nrow_length = 160\n"
+    )
+    return load_config(directory / "run.toml", list(overrides))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from jaxrl.doctor.demonstrations import check_demonstrations
 from jaxrl.doctor.finding import Finding, Level
 from jaxrl.doctor.settings import check_budgets
 from jaxrl.errors import ConfigError
-from tests.doctor.patients import examine_run, questions_config
+from tests.doctor.patients import examine_run, questions_config, tools_config
 
 ROWS = [{"id": f"sum-{n}", "question": f"{n}+1=?", "answer": str(n + 1), "demonstration": str(n + 1)} for n in range(8)]
 GRPO, OPSD = "{type = 'grpo'}", "{type = 'opsd', template = 'So: {demonstration}'}"
@@ -98,3 +99,22 @@ def test_an_evaluation_that_measures_demonstrations_must_have_some(tmp_path: Pat
     finding = examine_run(check_demonstrations, questions_config(tmp_path, ROWS, env=heldout, algo=GRPO))
     assert finding.level is Level.WARNING
     assert "evaluation env 'questions' has no demonstration, so `orchestrator.eval.demonstration_nll` measures nothing" in finding.text
+
+
+def test_demonstrations_of_several_turns_are_measured_as_a_whole(tmp_path: Path) -> None:
+    run = tools_config(tmp_path)
+    finding = examine_run(check_demonstrations, run)
+    assert finding.level is Level.GOOD, finding.text
+    assert "tasks have a demonstration, worth 1 on average" in finding.text
+    needed = re.search(r"and (\d+) with its prompt; window 160, row 160", finding.text)
+    assert needed is not None
+    one_less = int(needed[1]) - 1
+    finding = examine_run(check_demonstrations, tools_config(tmp_path, f"--inference.max_model_len={one_less}"))
+    assert finding.level is Level.BAD and "are too long" in finding.text
+
+
+@pytest.mark.parametrize("tool_format", ["xml", "mistral"])
+def test_demonstrations_whose_calls_the_policy_would_not_read_are_told(tmp_path: Path, tool_format: str) -> None:
+    wide = ("--inference.max_model_len=512", "--trainer.row_length=512")
+    finding = examine_run(check_demonstrations, tools_config(tmp_path, *wide, env=f"demonstration_format = '{tool_format}'"))
+    assert finding.level is Level.WARNING and "calls of tools in them are not read as such; `demonstration_format` is not" in finding.text

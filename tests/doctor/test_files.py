@@ -27,8 +27,9 @@ def test_a_template_that_writes_bos_once_is_good_and_twice_is_not(model_dir: Mod
     model_dir.edit_template(before=BOS)
     once = examine(check_tokenizer, model_dir.override)
     assert once.level is Level.GOOD and "BOS '<|endoftext|>' (0) at the start" in once.text
+    assert examine(check_template, model_dir.override).level is Level.GOOD
     model_dir.edit_template(before=BOS)
-    twice = examine(check_tokenizer, model_dir.override)
+    twice = examine(check_template, model_dir.override)
     assert twice.level is Level.BAD and "a prompt begins with BOS twice" in twice.text
 
 
@@ -40,7 +41,7 @@ def test_a_bos_that_only_the_tokenizer_writes_is_told(model_dir: ModelDir) -> No
     tokens = {"<|endoftext|>": {"id": "<|endoftext|>", "ids": [0], "tokens": ["<|endoftext|>"]}}
     processor = {"type": "TemplateProcessing", "single": single, "pair": single, "special_tokens": tokens}
     model_dir.edit_json("tokenizer.json", post_processor=processor)
-    missing = examine(check_tokenizer, model_dir.override)
+    missing = examine(check_template, model_dir.override)
     assert missing.level is Level.WARNING and "puts BOS before bare text and the chat template does not" in missing.text
 
 
@@ -61,44 +62,6 @@ def test_a_tokenizer_with_more_ids_than_the_model_has_rows_or_without_a_template
     (model_dir.path / "chat_template.jinja").unlink()
     with pytest.raises(ModelLoadError, match="chat template"):
         examine(check_tokenizer, model_dir.override)
-
-
-def test_a_template_that_rewrites_earlier_turns_is_told_with_the_place(model_dir: ModelDir) -> None:
-    content = "message.content"
-    short = "(message.content if loop.last or message.role != 'assistant' else message.content.upper())"
-    model_dir.edit_template((f"message.role + '\\n' + {content}", f"message.role + '\\n' + {short}"))
-    finding = examine(check_template, model_dir.override)
-    assert finding.level is Level.WARNING
-    assert "of user and assistant is rewritten by a later turn ('t is five.' became 'T IS FIVE.<|im_end|>')" in finding.text
-
-
-def test_a_template_that_drops_earlier_thinking_is_good_and_says_so(model_dir: ModelDir) -> None:
-    spoken = "(message.content if loop.last else message.content.split('</think>')[-1].lstrip('\\n'))"
-    model_dir.edit_template(("message.role + '\\n' + message.content", f"message.role + '\\n' + {spoken}"))
-    finding = examine(check_template, model_dir.override)
-    assert finding.level is Level.GOOD, finding.text
-    assert "earlier thinking is dropped, which starts a new branch" in finding.text
-
-
-def test_a_generation_prompt_that_is_written_twice_is_bad(model_dir: ModelDir) -> None:
-    asks = "{{- '<|im_start|>assistant\\n' -}}"
-    always = f"{{%- if messages[-1].role == 'user' -%}}{asks}{{%- endif -%}}"
-    model_dir.edit_template(("{%- if add_generation_prompt -%}", always + "{%- if add_generation_prompt -%}"))
-    finding = examine(check_template, model_dir.override)
-    assert finding.level is Level.BAD and "a prompt asks for a reply twice ('<|im_start|>assistant\\n')" in finding.text
-
-
-def test_a_template_with_todays_date_is_warned_about_with_its_hash(model_dir: ModelDir) -> None:
-    model_dir.edit_template(before="{{- strftime_now('%d %b %Y') -}}")
-    finding = examine(check_template, model_dir.override)
-    assert finding.level is Level.WARNING
-    assert "it writes today's date" in finding.text and finding.text.startswith("sha256 ")
-
-
-def test_a_template_that_refuses_system_messages_is_told(model_dir: ModelDir) -> None:
-    model_dir.edit_template(before="{%- if messages[0].role == 'system' -%}{{ raise_exception('no system') }}{%- endif -%}")
-    finding = examine(check_template, model_dir.override)
-    assert finding.level is Level.WARNING and "it refuses conversations of system and user" in finding.text
 
 
 @pytest.mark.parametrize(
@@ -140,13 +103,10 @@ def test_an_untied_head_must_be_in_the_files_and_should_not_be_the_embedding(mod
     assert examine(check_head, model_dir.override).level is Level.GOOD
 
 
-def test_stops_that_are_no_ids_are_told_and_a_template_that_fails_is_refused(model_dir: ModelDir) -> None:
+def test_stops_that_are_no_ids_are_told_and_a_template_that_renders_nothing_is_refused(model_dir: ModelDir) -> None:
     model_dir.edit_json("generation_config.json", eos_token_id=[2, -1, 2**40, "2"])
     odd = examine(check_tokenizer, model_dir.override)
     assert odd.level is Level.BAD and "generation_config.json ends replies at [-1, 1099511627776, '2']" in odd.text
-    model_dir.edit_template(before="{%- if '<think>' in messages|string -%}{{ 1/0 }}{%- endif -%}")
-    refuses = examine(check_template, model_dir.override)
-    assert refuses.level is Level.WARNING and "refuses replies that hold a <think> block" in refuses.text
     model_dir.edit_template(before="{{ 1/0 }}")
     with pytest.raises(ModelLoadError, match=r"cannot render a question and an answer.*division by zero"):
         examine(check_template, model_dir.override)

@@ -18,7 +18,7 @@ from jaxrl.doctor.settings import check_budgets
 from jaxrl.envs.play import play_rollout
 from jaxrl.errors import ConfigError
 from jaxrl.launch import build_worlds
-from tests.doctor.patients import examine_run, questions_config
+from tests.doctor.patients import examine_run, questions_config, tools_config
 
 ROWS = [{"question": f"{n}+1=?", "answer": str(n + 1), "demonstration": str(n + 1)} for n in range(3)]
 
@@ -87,3 +87,12 @@ def test_the_worker_processes_end_with_the_examination(tmp_path: Path) -> None:
     rollout = rollout_of(env, env.tasks()[0])
     asyncio.run(play_rollout(env, rollout, OneReply(exam.renderer), 5.0))
     assert rollout.failure is not None and "its worker processes are closed" in rollout.failure.message
+
+
+def test_a_demonstration_of_several_turns_is_played_with_the_tools_that_it_calls(tmp_path: Path) -> None:
+    finding = examine_run(check_rewards, tools_config(tmp_path))
+    assert finding.level is Level.GOOD, finding.text
+    assert "env 'chain_sum' (its own scorer): its demonstration is worth 1, nonsense is worth 0" in finding.text
+    # Calls that the policy's parser does not read are never run.
+    finding = examine_run(check_rewards, tools_config(tmp_path, env="demonstration_format = 'mistral'"))
+    assert finding.level is Level.WARNING and "its demonstration is worth 0" in finding.text

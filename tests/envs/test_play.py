@@ -4,7 +4,7 @@ import asyncio
 import decimal
 import json
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -202,3 +202,28 @@ async def test_a_reply_cut_by_the_token_limit_marks_the_rollout_as_truncated() -
     endless = ScriptedEndpoint(lambda request, version: [70, 71, 72])
     assert (await played(answering(reward=1.0), endpoint=endless)).is_truncated
     assert not (await played(answering(reward=1.0))).is_truncated
+
+
+@pytest.mark.parametrize("rewards", [[0.5], (np.float32(0.5),)])
+async def test_a_reward_for_each_turn_is_kept_beside_the_rollouts_own(rewards: Sequence[float]) -> None:
+    rollout = await played(answering(reward=1.0, turn_rewards=rewards))
+    assert rollout.failure is None and rollout.reward == 1.0 and rollout.turn_rewards == [0.5] and type(rollout.turn_rewards[0]) is float
+    unscored = await played(answering(reward=None, turn_rewards=rewards))
+    assert (unscored.reward, unscored.failure, unscored.turn_rewards) == (None, None, [0.5]), "they are not added up to a reward"
+    assert (await played(answering(reward=1.0))).turn_rewards is None
+
+
+@pytest.mark.parametrize(
+    ("rewards", "message"),
+    [
+        ([], "needs one reward for each of the 1 replies of the policy .*, got 0"),
+        ([0.5, 0.5], "needs one reward for each of the 1 replies of the policy .*, got 2"),
+        ([float("nan")], "the reward of turn 0 must be a finite number, got nan of type float"),
+        ([None], "the reward of turn 0 must be a finite number, got None"),
+        (["1"], "the reward of turn 0 must be a finite number, got '1' of type str"),
+    ],
+)
+async def test_rewards_of_turns_that_are_no_numbers_or_too_few_are_a_failure_of_the_grader(rewards: list, message: str) -> None:
+    rollout = await played(answering(reward=1.0, turn_rewards=rewards))
+    assert rollout.failure is not None and rollout.failure.boundary is Boundary.GRADER and re.search(message, rollout.failure.message)
+    assert rollout.reward is None and rollout.turn_rewards is None and len(rollout.nodes) == 2, "the turns are kept for the log"

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jaxrl.batching import rollout_to_samples
 from jaxrl.config.env import SamplingConfig
 from jaxrl.envs.session import PolicySession, eval_seed_scope
 from jaxrl.errors import EngineError, PromptTooLongError
@@ -15,6 +16,7 @@ from jaxrl.inference.endpoint import FinishReason, GenerateRequest, Generation, 
 from jaxrl.inference.pool import PolicyPool
 from jaxrl.inference.rendering import Renderer
 from tests.envs.policies import IM_END, RENDERER, ids_of, make_rollout, open_session, path_ids, saying
+from tests.envs.test_transcript import STRIPPING_RENDERER
 from tests.fakes import ScriptedEndpoint
 
 
@@ -35,25 +37,6 @@ async def test_a_turn_is_recorded_as_message_nodes_and_one_node_whose_tail_was_s
     assert len(answer.logprobs) == len(answer.versions) == 3 and answer.finish_reason == "stop" and answer.temperature == 1.0
     assert answer.token_ids.dtype == np.int32 and answer.loss_mask is None
     assert rollout.num_completion_tokens == 3 and rollout.messages()[-1] == {"role": "assistant", "content": "11"}
-
-
-THINK_STRIPPING = RENDERER._chat_template.replace(
-    "message['content']", "(message['content'].split('</think>')[-1] if not loop.last else message['content'])"
-)
-STRIPPING_RENDERER = Renderer(RENDERER._tokenizer, THINK_STRIPPING, RENDERER.stop_ids)
-
-
-async def test_a_history_that_the_template_rewrites_starts_a_new_root_and_leaves_the_sampled_ids_alone() -> None:
-    rollout, endpoint = make_rollout(), saying("<think>1+1</think>2", "3")
-    session = open_session(endpoint, rollout, renderer=STRIPPING_RENDERER)
-    await session.ask([user("1 + 1")])
-    sampled = rollout.nodes[1].token_ids.copy()
-    await session.ask([user("2 + 1")])
-    assert [n.parent for n in rollout.nodes] == [None, 0, None, 2, 3, 4]
-    assert [n.role for n in rollout.nodes] == ["user", "assistant", "user", "assistant", "user", "assistant"]
-    assert [n.sampled for n in rollout.nodes] == [False, True, False, False, False, True]
-    np.testing.assert_array_equal(rollout.nodes[1].token_ids, sampled)
-    assert rollout.metrics["forks"] == 1 and "<think>" not in RENDERER.decode(endpoint.requests[1].token_ids)
 
 
 replies = st.lists(st.one_of(st.sampled_from([3, 4]), st.integers(min_value=3, max_value=319)), max_size=5)
@@ -81,9 +64,8 @@ def test_a_branch_holds_exactly_the_ids_that_the_policy_was_sent_and_sampled(
     assert len(leaves) == len(turns)
     for leaf, request, ids in zip(leaves, endpoint.requests, sampled, strict=True):
         np.testing.assert_array_equal(path_ids(rollout, leaf), np.concatenate([request.token_ids, np.array(ids, np.int32)]))
-    num_roots = sum(node.parent is None for node in rollout.nodes)
-    assert rollout.metrics["forks"] == num_roots - 1
-    assert renderer is STRIPPING_RENDERER or num_roots == 1
+    assert sum(sample.loss_mask.sum() for sample in rollout_to_samples(rollout)) == sum(map(len, sampled)), "each sampled token once"
+    assert renderer is STRIPPING_RENDERER or (rollout.metrics["forks"] == 0 and len(rollout.leaves) == 1)
 
 
 @pytest.mark.parametrize("sampled", [[IM_END], []])
@@ -191,6 +173,20 @@ async def test_an_answer_that_cannot_be_trained_on_is_an_error(broken: dict, mes
     with pytest.raises(EngineError, match=message):
         await open_session(BrokenEndpoint(**broken), rollout).ask([user("hi")])
     assert rollout.nodes == []
+
+
+async def test_forks_are_sampled_like_their_session_and_seeded_by_their_place() -> None:
+    endpoint = ScriptedEndpoint(lambda request, _: [70, IM_END])
+    sampling = SamplingConfig(temperature=0.7, max_tokens=5, stop=["\n\n"])
+    session = open_session(endpoint, make_rollout(member=3, draw_index=9), sampling=sampling, window=64)
+    await session.ask([user("a")])
+    await session.fork().ask([user("b")])
+    restarted = session.restart()
+    await restarted.ask([user("c")])
+    await restarted.fork().ask([user("d")])
+    assert [r.request_id for r in endpoint.requests] == ["g9/3/0", "g9/3/0.0", "g9/3/1.0", "g9/3/1.0.0"]
+    assert [r.sampling.seed for r in endpoint.requests] == [sampling_seed(0, "toy", 9, 3, turn) for turn in (0, "0.0", "1.0", "1.0.0")]
+    assert len({dataclasses.replace(r.sampling, seed=0) for r in endpoint.requests}) == 1
 
 
 async def test_every_request_is_salted_by_the_version_that_is_served_then() -> None:

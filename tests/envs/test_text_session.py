@@ -7,9 +7,9 @@ import pytest
 
 from jaxrl.batching import rollout_to_samples
 from jaxrl.config.env import SamplingConfig
-from jaxrl.envs.base import Message
+from jaxrl.envs.base import Demonstration, Message
 from jaxrl.envs.play import play_rollout
-from jaxrl.envs.text_session import Demonstration, ForeignModel, TextSession
+from jaxrl.envs.text_session import Demonstrator, ForeignModel, TextSession
 from jaxrl.envs.transcript import Window
 from jaxrl.errors import EngineError, EnvError, PromptTooLongError
 from jaxrl.inference.endpoint import ChatReply, ChatRequest, sampling_seed
@@ -21,8 +21,8 @@ from tests.fakes import ToyEnv
 HI: list[Message] = [{"role": "user", "content": "hi"}]
 
 
-def demonstrating(rollout: Rollout, text: str | None = "11", *, window: int = 512) -> TextSession:
-    source = Demonstration(rollout, lambda spec: text)
+def demonstrating(rollout: Rollout, text: Demonstration | None = "11", *, window: int = 512) -> TextSession:
+    source = Demonstrator(rollout, lambda spec: text)
     return TextSession(source, RENDERER, rollout, window=Window(window), writer="demonstrations")
 
 
@@ -68,7 +68,7 @@ async def test_the_environments_own_scorer_rewards_a_demonstration() -> None:
     assert (rollout.reward, rollout.failure) == (1.0, None)
 
 
-@pytest.mark.parametrize("text", [None, 11])
+@pytest.mark.parametrize("text", [None, 11, [], ["a", None]])
 async def test_a_task_without_a_demonstration_is_an_error_that_names_environment_and_task(text: object) -> None:
     rollout = make_rollout({"id": "t", "question": "8 + 3"})
     await play_rollout(ToyEnv(), rollout, demonstrating(rollout, text), 10.0)  # type: ignore[arg-type]
@@ -76,10 +76,54 @@ async def test_a_task_without_a_demonstration_is_an_error_that_names_environment
     assert "env 'toy', task 't': the environment has no demonstration for this task" in rollout.failure.message
 
 
-async def test_a_demonstration_answers_one_turn() -> None:
+@pytest.mark.parametrize(("told", "held"), [("11", "1 reply"), (["11"], "1 reply"), (["8", "11"], "2 replies")])
+async def test_a_demonstration_that_is_asked_for_more_turns_than_it_has_is_an_error(told: Demonstration, held: str) -> None:
     rollout = make_rollout({"id": "t", "question": "8 + 3"})
-    await play_rollout(ToyEnv(num_turns=2), rollout, demonstrating(rollout), 10.0)
-    assert rollout.failure is not None and "asked for turn 2, but a demonstration is one reply" in rollout.failure.message
+    await play_rollout(ToyEnv(num_turns=3), rollout, demonstrating(rollout, told), 10.0)
+    turn = 1 + (1 if isinstance(told, str) else len(told))
+    assert rollout.failure is not None and rollout.failure.boundary is Boundary.ENV
+    assert f"asked for turn {turn}, but the task's demonstration has {held}; have `demonstration` return a list" in rollout.failure.message
+
+
+async def test_a_demonstration_of_several_turns_is_said_turn_by_turn() -> None:
+    shown, played = make_rollout({"id": "t", "question": "8 + 3"}), make_rollout({"id": "t", "question": "8 + 3"})
+    env = ToyEnv(num_turns=2, reward=lambda text: float(text == "11"))
+    await play_rollout(env, shown, demonstrating(shown, ["add them", "11"]), 10.0)
+    await play_rollout(env, played, open_session(saying("add them", "11"), played), 10.0)
+    assert shown.failure is None and shown.reward == played.reward == 1.0
+    assert [node.token_ids.tolist() for node in shown.nodes] == [node.token_ids.tolist() for node in played.nodes]
+    (sample,) = rollout_to_samples(shown)
+    assert sample.loss_mask.sum() == len(ids_of("add them")) + len(ids_of("11")) + 2
+
+
+async def test_a_demonstration_is_of_the_main_conversation_alone() -> None:
+    session = demonstrating(make_rollout(), ["8", "11"])
+    await session.ask(HI)
+    with pytest.raises(EnvError, match="asked in a conversation beside the main one"):
+        await session.fork().ask(HI)
+    assert (await session.ask(HI)).text == "11"
+
+
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+
+
+async def test_a_foreign_model_is_offered_no_tools() -> None:
+    talker = Talker(ChatReply("11", is_stopped=True))
+    with pytest.raises(EnvError, match="offers tools, and the model that writes the replies has another vocabulary"):
+        await talking(talker, make_rollout()).ask(HI, tools=[TOOL])
+    assert talker.requests == []
+
+
+async def test_a_fork_of_a_foreign_models_session_has_a_seed_and_a_name_of_its_own() -> None:
+    talker = Talker(*(ChatReply(text, is_stopped=True) for text in ("1", "2", "3")))
+    rollout = make_rollout(member=3, draw_index=9)
+    session = talking(talker, rollout)
+    await session.ask(HI)
+    await session.fork().ask([{"role": "user", "content": "more"}])
+    await session.restart().ask(HI)
+    assert [r.request_id for r in talker.requests] == ["g9/3/0", "g9/3/0.0", "g9/3/1.0"]
+    assert [r.sampling.seed for r in talker.requests] == [sampling_seed(0, "toy", 9, 3, turn) for turn in (0, "0.0", "1.0")]
+    assert [len(r.messages) for r in talker.requests] == [1, 3, 1] and [node.parent for node in rollout.nodes] == [None, 0, 1, 2, 0]
 
 
 async def test_a_demonstration_that_does_not_fit_is_an_error_and_is_never_cut() -> None:
@@ -161,6 +205,6 @@ class Prefixed(Renderer):
 
 async def test_nothing_is_put_before_a_reply() -> None:
     rollout = make_rollout()
-    renderer = Prefixed(RENDERER._tokenizer, RENDERER._chat_template, RENDERER.stop_ids)
-    session = TextSession(Demonstration(rollout, lambda spec: "11"), renderer, rollout, window=Window(512), writer="demonstrations")
+    renderer = Prefixed(RENDERER.tokenizer, RENDERER.chat_template, RENDERER.stop_ids)
+    session = TextSession(Demonstrator(rollout, lambda spec: "11"), renderer, rollout, window=Window(512), writer="demonstrations")
     assert (await session.ask(HI)).num_tokens == 3

@@ -116,6 +116,29 @@ def test_ce_and_the_reference_signal_use_temperature_one_and_the_ratio_does_not(
         np.testing.assert_allclose(grad_raw[0, :4], expected["grad_trainer_logprobs_raw"], rtol=1e-12)
 
 
+def test_the_nll_of_observations_is_their_mean_surprise_whatever_they_weigh_and_they_are_no_rl_members():
+    """Prompt, reply, two observations of weights 0.1 and 0.4, reply; logprobs at temperature 1 beside those at the sampling one."""
+    arrays = {name: np.zeros((1, LENGTH), np.float32) for name in ("inference_logprobs", "ref_logprobs", "advantages", "ref_kl_weights")}
+    arrays |= {"trainer_logprobs": np.zeros((1, LENGTH), np.float32), "rl_weights": np.ones((1, LENGTH), np.float32)}
+    for name, values in {
+        "trainer_logprobs": [0, -0.25, -9, -9, -0.5],
+        "trainer_logprobs_raw": [0, -1, -2, -4, -1],
+        "inference_logprobs": [0, -0.25, 0, 0, -0.5],
+        "advantages": [0, 1, 0, 0, 1],
+        "ce_weights": [0, 0, 0.1, 0.4, 0],
+    }.items():
+        arrays[name] = np.pad(np.asarray(values, np.float32), (0, LENGTH - 5))[None]
+    arrays["loss_mask"] = np.arange(LENGTH)[None] % 3 == 1
+    arrays["loss_mask"][0, 5:] = False
+    arrays["segment_ids"] = (np.arange(LENGTH) < 5).astype(np.int32)[None]
+    counts = np.asarray(count_members(arrays))
+    assert counts.tolist() == [2, 2, 0]
+    _, metrics = compute_loss(arrays, counts, CONFIG)
+    assert metrics["ce/nll/mean"] == pytest.approx(3.0), "(2 + 4) / 2"
+    assert metrics["loss/ce"] == pytest.approx(0.9), "(0.1 * 2 + 0.4 * 4) / 2"
+    assert metrics["loss/rl"] == pytest.approx(-1.0), "the two replies alone"
+
+
 def test_without_raw_logprobs_the_tempered_ones_are_used_for_ce_and_the_signal():
     (arrays,), _ = micro_batches(CASES["disjoint_components_one_sequence"], np.float32)
     explicit = {**arrays, "trainer_logprobs_raw": arrays["trainer_logprobs"]}

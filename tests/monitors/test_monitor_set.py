@@ -74,6 +74,21 @@ def test_rollouts_are_written_with_the_texts_of_their_tokens_unless_the_token_ex
         assert [path.name for path in (tmp_path / str(is_on) / "rollouts").iterdir()] == ["step_000001.jsonl"]
 
 
+def test_one_rollout_of_every_so_many_steps_is_shown_on_the_terminal_as_a_conversation(tmp_path: Path) -> None:
+    out = io.StringIO()
+    config = MonitorsConfig(rollouts=False, plot=False, show_rollout_every_n_steps=2)
+    m = MonitorSet(tmp_path, config, name="run", max_steps=9, console=Console(file=out))
+    for step in (1, 2, 3, 4):
+        m.update_rollouts(step, [rollout(), *(make_rollout(task_id=f"t{step}-{i}", content=":smile: [b]") for i in range(3))])
+    m.close()
+    lines = out.getvalue().splitlines()
+    assert [line for line in lines if line.startswith("step")] == [
+        "step 2 · toy · task t2-2 · toy/0, member 0",
+        "step 4 · toy · task t4-1 · toy/0, member 0",
+    ], "the second of every two steps, another place of the order each time, and never one that did not begin"
+    assert lines.count("  :smile: [b]") == 2 and (tmp_path / "rollouts").exists() is False
+
+
 def test_every_start_of_a_run_stays_in_the_environment_and_a_broken_file_stops_nothing(tmp_path: Path) -> None:
     for resume_step, load_s in ((None, 1.0), (6, 2.0), (6, 3.0)):
         m = monitors(tmp_path, resume_step=resume_step)

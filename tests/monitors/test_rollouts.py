@@ -10,7 +10,7 @@ from jaxrl.config.monitors import MonitorsConfig
 from jaxrl.monitors import MonitorSet
 from jaxrl.monitors.rollouts import rollout_record
 from jaxrl.monitors.tokens import ORIGINS, REASONS
-from jaxrl.types import Boundary, Bucket, Failure, Node, Rollout, Task, Training, TrainingSample
+from jaxrl.types import Boundary, Bucket, Failure, Node, Rollout, Task, ToolCall, Training, TrainingSample
 
 TASK = Task(env_name="add", id="t1", spec={"id": "t1", "question": "1+1="})
 
@@ -48,6 +48,7 @@ def test_a_trained_rollout_shows_the_task_the_messages_and_every_stream() -> Non
     assert record["messages"] == [{"role": "user", "content": "1+1="}, {"role": "assistant", "content": "2"}]
     assert record["samples"] == [
         {
+            "nodes": [0, 1],
             "token_ids": [5, 6, 9, 7, 8],
             "loss_mask": [0, 0, 0, 1, 1],
             "versions": [None, None, None, 3, 3],
@@ -76,11 +77,35 @@ def test_each_branch_is_shown_with_the_sample_that_was_trained_from_it() -> None
     record = rollout_record(1, rollout)
     assert [s["token_ids"] for s in record["samples"]] == [[5, 6, 9, 7], [5, 6, 9, 8]]
     assert ["ce_weights" in s["streams"] for s in record["samples"]] == [False, True]
+    assert [s["nodes"] for s in record["samples"]] == [[0, 1], [0, 2]]
+
+
+def test_the_graph_of_a_conversation_is_written_with_its_calls_and_what_a_message_does_not_have_is_left_out() -> None:
+    good, bad = ToolCall("c1", "add", {"x": 1}, '{"x": 1}'), ToolCall("c2", "add", None, "{", "the JSON ends too early")
+    nodes = [question(), reply(0, [7, 8], 1), Node(1, "tool", "2", np.array([4], np.int32), name="add"), reply(2, [7], 2)]
+    nodes[1].tool_calls, nodes[3].source = (good, bad), "frozen"
+    record = rollout_record(1, Rollout(TASK, "g", 0, 4, nodes=nodes, reward=1.0, turn_rewards=[0.0, 1.0]))
+    calls = [
+        {"id": "c1", "name": "add", "arguments": {"x": 1}},
+        {"id": "c2", "name": "add", "arguments": None, "raw": "{", "error": "the JSON ends too early"},
+    ]
+    written = {"sampled": True, "finish_reason": "stop"}
+    assert record["nodes"] == [
+        {"parent": None, "role": "user", "content": "1+1=", "num_tokens": 2},
+        {"parent": 0, "role": "assistant", "content": "2", "tool_calls": calls, "num_tokens": 3, "num_sampled": 2} | written,
+        {"parent": 1, "role": "tool", "content": "2", "name": "add", "num_tokens": 1},
+        {"parent": 2, "role": "assistant", "content": "2", "num_tokens": 2, "num_sampled": 1, "source": "frozen"} | written,
+    ]
+    assert record["messages"][1:3] == [
+        {"role": "assistant", "content": "2", "tool_calls": calls},
+        {"role": "tool", "content": "2", "name": "add"},
+    ]
+    assert record["turn_rewards"] == [0.0, 1.0]
 
 
 def test_a_rollout_that_failed_before_its_first_token_has_no_branches() -> None:
     record = rollout_record(1, Rollout(TASK, "g", 0, 4, failure=Failure(Boundary.TIMEOUT, "DeadlineError", "late")))
-    assert record["samples"] == [] and record["messages"] == []
+    assert record["samples"] == record["messages"] == record["nodes"] == []
 
 
 def test_the_document_says_what_each_origin_and_each_reason_means_and_its_program_prints_the_tokens(

@@ -137,6 +137,17 @@ def test_where_the_policy_plays_nothing_the_loss_is_the_headline_and_the_reward_
     ]
 
 
+def test_where_the_policy_plays_and_learns_from_what_it_is_told_the_reward_leads_and_the_loss_is_shown() -> None:
+    terminal, out = plain()
+    for step in (1, 2):
+        terminal.step(step, SUPERVISED | {"tokens/rl": 9.0, "ce/nll/mean": 4.0 / step})
+    terminal.close()
+    assert out.getvalue().splitlines()[1:] == [
+        "step  2/60  reward 1.000  NLL 2.000",
+        "2 steps in 0:00; reward 1.000 -> 1.000 (mean of 1 first and last); NLL 4.000 -> 2.000 (mean of 1 first and last)",
+    ]
+
+
 def test_the_distance_to_the_reference_is_shown_where_tokens_move_towards_one() -> None:
     terminal, out = plain()
     for step in (1, 2):

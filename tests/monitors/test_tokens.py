@@ -187,7 +187,7 @@ def test_all_lists_of_a_branch_are_of_one_length() -> None:
         sample.ce_weights = sample.ref_kl_weights = sample.ref_logprobs = np.full(len(sample), 0.5, np.float32)
     rollout.packed = [PackedSample(i, len(s), np.zeros(len(s), np.float32)) for i, s in enumerate(rollout.samples)]
     for branch, length in zip(rollout_record(1, rollout, texts=TokenTexts(str))["samples"], (6, 7), strict=True):
-        lists = {name: values for name, values in branch.items() if isinstance(values, list)}
+        lists = {name: values for name, values in branch.items() if isinstance(values, list) and name != "nodes"}
         assert set(lists) == {"token_ids", "text", "loss_mask", "origin", "versions", "why_untrained"}
         lists |= branch["streams"] | branch["weights"]
         assert {name: len(values) for name, values in lists.items()} == dict.fromkeys(lists, length)
@@ -211,7 +211,7 @@ def test_without_a_token_export_a_branch_is_ids_mask_versions_and_streams() -> N
     rollout = trained(make_rollout())
     rollout.packed = [PackedSample(0, 5, np.zeros(5, np.float32))]
     (branch,) = rollout_record(1, rollout, token_export=False, texts=TokenTexts(str))["samples"]
-    assert set(branch) == {"token_ids", "loss_mask", "versions", "streams"}
+    assert set(branch) == {"nodes", "token_ids", "loss_mask", "versions", "streams"}
     assert set(branch["streams"]) == {"inference_logprobs", "advantages"}
 
 

@@ -47,6 +47,18 @@ def test_reward_means_are_over_every_scored_rollout_and_errors_are_counted_apart
     assert metrics["rollout/truncated_frac"] == 0.25
 
 
+def test_what_rollouts_report_is_averaged_per_environment_over_those_that_report_it():
+    failure = Failure(Boundary.ENV, "ValueError", "broke")
+    metrics = _tally(
+        _decided(1.0, Bucket.TRAINED, metrics={"tools/calls": 2.0, "forks": 0.0}),
+        _decided(0.0, "filtered/zero_advantage", metrics={"tools/calls": 1.0}),
+        _decided(None, Bucket.ERRORED, failure=failure, metrics={"tools/calls": 9.0}),
+        _decided(0.5, Bucket.TRAINED, env_name="other", metrics={"tools/calls": 5.0}),
+    ).metrics()
+    reported = {name: value for name, value in metrics.items() if name.startswith("env/")}
+    assert reported == {"env/toy/tools/calls": 1.5, "env/toy/forks": 0.0, "env/other/tools/calls": 5.0}
+
+
 def test_what_is_undefined_is_left_out():
     assert _tally(_decided(None, Bucket.CANCELLED)).metrics() == {}
     assert staleness_metrics(3, [make_rollout(version=None, logprob=None)]) == {}

@@ -37,12 +37,14 @@ from jaxrl.config.serve import ServeConfig
 from jaxrl.engine.client import EmbeddedEndpoint
 from jaxrl.engine.engine import Engine
 from jaxrl.engine.server.bodies import Job, JobReader, no_such_model
+from jaxrl.engine.server.chats import Chats
 from jaxrl.engine.server.metrics import CONTENT_TYPE, RequestCounter
 from jaxrl.engine.server.refusals import Refusal, refusal_of, stopped
 from jaxrl.engine.server.replies import ReplyWriter
 from jaxrl.engine.server.streams import EventStream, stream_events
 from jaxrl.engine.server.tokenizing import Tokenizing
 from jaxrl.engine.server.waits import unless_gone, within
+from jaxrl.inference.conversations import ConversationMemory
 from jaxrl.inference.endpoint import Generation, PromptScores
 from jaxrl.inference.rendering import Renderer
 
@@ -89,6 +91,7 @@ class Service:
         self._backend: Backend | None = None
         self._reader: JobReader | None = None
         self._tokenizing: Tokenizing | None = None
+        self._chats: Chats | None = None
         self._num_sequences = 0
         self._max_sequences = config.engine.num_slots + config.server.max_queue
         self._counter = RequestCounter()
@@ -114,9 +117,12 @@ class Service:
 
     def attach(self, backend: Backend) -> None:
         """Serve a model from now on; called in the event loop."""
-        engine = backend.engine
+        engine, server = backend.engine, self._config.server
+        memory = ConversationMemory(server.max_conversations, server.max_conversation_tokens)
+        self._chats = Chats(backend.renderer, memory, server.history)
         self._reader = JobReader(
             backend.renderer,
+            self._chats,
             self._config.served_name,
             max_logprobs=backend.engine.max_logprobs,
             vocab_size=engine.spec.vocab_size,
@@ -194,7 +200,8 @@ class Service:
 
     async def _metrics(self, request: Request) -> Response:
         stats = self._backend.engine.stats() if self._backend is not None else {}
-        return Response(self._counter.exposition(stats, self._num_sequences), media_type=CONTENT_TYPE)
+        chats = self._chats.stats() if self._chats is not None else {}
+        return Response(self._counter.exposition(stats, chats, self._num_sequences), media_type=CONTENT_TYPE)
 
     async def _models(self, request: Request) -> Response:
         return _json({"object": "list", "data": [self._model_card()]})
@@ -245,7 +252,7 @@ class Service:
         return route
 
     async def _answer(self, request: Request, reads: Callable[[JobReader], Callable[[bytes], Job]]) -> Response:
-        backend, reader = self._ready()
+        backend, reader, chats = self._ready()
         raw = await self._body(request)
         job = await self._off_loop(reads(reader), raw)
         reply_id = REPLY_PREFIX[job.kind] + (job.request_id or uuid.uuid4().hex)
@@ -254,7 +261,7 @@ class Service:
         for generate_request in requests:
             if (refusal := backend.engine.why_not(generate_request)) is not None:
                 raise Refusal(400, str(refusal).partition(": ")[2])
-        writer = ReplyWriter(job, reply_id, self._config.served_name, int(time.time()), backend.renderer)
+        writer = ReplyWriter(job, reply_id, self._config.served_name, int(time.time()), backend.renderer, chats)
         with contextlib.ExitStack() as places:
             self._admit(job.num_sequences, places)
             deadline_s = self._config.request_deadline_s
@@ -266,13 +273,13 @@ class Service:
 
     # Before the engine
 
-    def _ready(self) -> tuple[Backend, JobReader]:
+    def _ready(self) -> tuple[Backend, JobReader, Chats]:
         if (refusal := self._failed()) is not None:
             raise refusal
-        if self._backend is None or self._reader is None or self._phase != "ready":
+        if self._backend is None or self._reader is None or self._chats is None or self._phase != "ready":
             detail = f"the server is {self._phase}" + (f": {self._detail}" if self._phase == "loading" else "")
             raise Refusal(503, detail, code="not_ready", headers={"Retry-After": str(RETRY_AFTER_S)})
-        return self._backend, self._reader
+        return self._backend, self._reader, self._chats
 
     def _failed(self) -> Refusal | None:
         failure = self._backend.engine.failure if self._backend is not None else None

@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
+from jaxrl.engine.server.chats import Chats, ChatTurn
 from jaxrl.engine.server.refusals import Refusal
 from jaxrl.errors import EnvError
 from jaxrl.inference.endpoint import GenerateRequest, TokenSampling
@@ -89,7 +90,8 @@ HARMLESS = (
     "store",
     "user",
 )
-"""Fields that are accepted whatever they hold: they say nothing about the text. There is no prefix cache to salt."""
+"""Fields that are accepted whatever they hold: they say nothing about the text. There is no prefix cache to salt; the chat route, whose
+memory of conversations is one, reads `cache_salt`."""
 
 Count = Annotated[int, Meta(ge=1, le=NO_LIMIT)]
 TopCount = Annotated[int, Meta(ge=0, le=NO_LIMIT)]
@@ -153,6 +155,10 @@ class ChatBody(OpenAIBody, kw_only=True):
     logprobs: bool = False
     top_logprobs: TopCount = 0
     add_special_tokens: Literal[False] = False
+    tools: Any = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool = True
+    cache_salt: str = ""
 
 
 class GenerateBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -189,6 +195,8 @@ class Job:
     names_tokens_by_id: bool = False
     request_id: str | None = None
     """The client's own name for it."""
+    chat: ChatTurn | None = None
+    """The turn of a chat that it is; None on the other routes."""
 
     @property
     def num_sequences(self) -> int:
@@ -210,11 +218,14 @@ class Job:
 class JobReader:
     """Reads bodies for one served model."""
 
-    def __init__(self, renderer: Renderer, served_name: str, max_logprobs: int, vocab_size: int, window: int, max_sequences: int) -> None:
+    def __init__(
+        self, renderer: Renderer, chats: Chats, served_name: str, max_logprobs: int, vocab_size: int, window: int, max_sequences: int
+    ) -> None:
         """Take what a body is checked against.
 
         Args:
           renderer: the model's tokenizer and chat template.
+          chats: the model's conversations.
           served_name: what requests call the model.
           max_logprobs: the most alternatives per token.
           vocab_size: token ids are below it.
@@ -222,6 +233,7 @@ class JobReader:
           max_sequences: the most sequences that one request may ask for.
         """
         self._renderer = renderer
+        self._chats = chats
         self._served_name = served_name
         self._max_logprobs = max_logprobs
         self._vocab_size = vocab_size
@@ -242,13 +254,20 @@ class JobReader:
         if body.top_logprobs and not body.logprobs:
             raise Refusal(400, "`top_logprobs` needs `logprobs`: true", param="top_logprobs")
         try:
-            text = self._renderer.prompt_text(body.messages)
+            chat = self._chats.open(
+                body.messages,
+                tools=body.tools,
+                tool_choice=body.tool_choice,
+                is_parallel=body.parallel_tool_calls,
+                salt=body.cache_salt,
+                check=lambda text: self._encoded(text, "messages", add_special_tokens=False),
+            )
         except EnvError as error:
             raise Refusal(400, str(error), param="messages") from error
         max_tokens = body.max_completion_tokens or body.max_tokens or NO_LIMIT
         num_top = body.top_logprobs if body.logprobs else None
-        prompt = self._encoded(text, "messages", add_special_tokens=False)
-        return self._openai_job("chat", body, (prompt,), max_tokens, num_top, "top_logprobs")
+        prompt = self._checked(chat.rendered.prompt_ids, "messages")
+        return self._openai_job("chat", body, (prompt,), max_tokens, num_top, "top_logprobs", chat=chat)
 
     def generate(self, raw: bytes) -> Job:
         """Read a body of `/inference/v1/generate`."""
@@ -269,7 +288,14 @@ class JobReader:
         )
 
     def _openai_job(
-        self, kind: Kind, body: OpenAIBody, prompts: tuple[np.ndarray, ...], max_tokens: int, num_top: int | None, top_field: str
+        self,
+        kind: Kind,
+        body: OpenAIBody,
+        prompts: tuple[np.ndarray, ...],
+        max_tokens: int,
+        num_top: int | None,
+        top_field: str,
+        chat: ChatTurn | None = None,
     ) -> Job:
         check_model(body.model, self._served_name)
         if body.stream and body.prompt_logprobs is not None:
@@ -288,6 +314,7 @@ class JobReader:
             returns_token_ids=body.return_token_ids,
             names_tokens_by_id=body.return_tokens_as_token_ids,
             request_id=body.request_id,
+            chat=chat,
         )
 
     def _job(

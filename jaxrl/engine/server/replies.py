@@ -1,7 +1,7 @@
 """Reply bodies: generations to JSON, whole or as the events of a stream.
 
-In: a `Job` and what the engine gave for it. Out: bytes in the shapes of OpenAI's API and of vLLM's additions to it. Pure
-functions of their arguments, run in worker threads: decoding and encoding never hold up the event loop.
+In: a `Job` and what the engine gave for it. Out: bytes in the shapes of OpenAI's API and of vLLM's additions to it. Run in worker
+threads: decoding and encoding never hold up the event loop. What a chat was told is remembered when its reply is over.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ import numpy as np
 
 from jaxrl.engine.requests import BROKEN
 from jaxrl.engine.server.bodies import Job
+from jaxrl.engine.server.chats import Chats
 from jaxrl.engine.server.text import Ending, TextFollower, end_text
+from jaxrl.inference.chat_wire import finish_word
 from jaxrl.inference.endpoint import FinishReason, Generation, PromptScores
 from jaxrl.inference.rendering import Renderer
 
@@ -44,7 +46,7 @@ class Tokens(Protocol):
 class ReplyWriter:
     """Writes the replies to one request."""
 
-    def __init__(self, job: Job, reply_id: str, model: str, created: int, renderer: Renderer) -> None:
+    def __init__(self, job: Job, reply_id: str, model: str, created: int, renderer: Renderer, chats: Chats) -> None:
         """Take what every part of the reply repeats.
 
         Args:
@@ -53,14 +55,17 @@ class ReplyWriter:
           model: the served name.
           created: Unix time in seconds.
           renderer: turns tokens into text.
+          chats: tells and remembers the replies of chats.
         """
         self._job = job
         self._renderer = renderer
+        self._chats = chats
         self._head: dict[str, Any] = {"id": reply_id, "created": created, "model": model}
         self._texts: dict[int, str] = {}
         choices = range(job.num_sequences)
         sampling = job.sampling
         self._followers = [TextFollower(renderer.decode, sampling.stop, sampling.stop_ids) for _ in choices] if job.is_stream else []
+        self._tellers = [chats.teller(job.chat, sampling) for _ in choices] if job.chat is not None else []
         self._num_streamed = [0 for _ in choices]
         self._measures = [TextFollower(renderer.decode, (), ()) for _ in choices]
         self._num_chars = [0 for _ in choices]
@@ -108,24 +113,32 @@ class ReplyWriter:
         )
 
     def chunk(self, index: int, tokens: Tokens) -> bytes:
-        """Return the event of a choice's next tokens."""
-        text = self._followers[index].push(tokens.token_ids.tolist())
+        """Return the event of a choice's next tokens; none if they are to be told later and nobody asked for the tokens themselves."""
+        job, token_ids = self._job, tokens.token_ids.tolist()
         choice: dict[str, Any] = {"index": index, "logprobs": self._logprobs(index, tokens), "finish_reason": None}
-        choice |= {"text": text} if self._job.kind == "completion" else {"delta": {"content": text}}
-        if self._job.returns_token_ids:
-            choice["token_ids"] = tokens.token_ids.tolist()
-            if self._job.kind == "completion" and not self._num_streamed[index]:
-                choice["prompt_token_ids"] = self._job.prompts[index // self._job.num_choices].tolist()
-        self._num_streamed[index] += len(tokens.token_ids)
+        if job.kind == "completion":
+            choice["text"] = self._followers[index].push(token_ids)
+        else:
+            self._tellers[index].add(token_ids)
+            choice["delta"] = self._tellers[index].delta()
+            if not choice["delta"] and choice["logprobs"] is None and not job.returns_token_ids:
+                return b""
+        if job.returns_token_ids:
+            choice["token_ids"] = token_ids
+            if job.kind == "completion" and not self._num_streamed[index]:
+                choice["prompt_token_ids"] = job.prompts[index // job.num_choices].tolist()
+        self._num_streamed[index] += len(token_ids)
         return self._event([choice])
 
     def closing(self, index: int, generation: Generation) -> bytes:
-        """Return the event that ends a choice, with the text that was held back."""
-        text = self._followers[index].push([], is_last=True)
-        choice: dict[str, Any] = {"index": index, "logprobs": None, "finish_reason": FINISH_WORDS[generation.finish_reason]}
-        choice["stop_reason"] = self._end(generation).stop_reason
-        choice |= {"text": text} if self._job.kind == "completion" else {"delta": {"content": text} if text else {}}
-        return self._event([choice])
+        """Return the events that end a choice, with the text that was held back."""
+        end = {"index": index, "logprobs": None, "finish_reason": FINISH_WORDS[generation.finish_reason]}
+        end["stop_reason"] = self._end(generation).stop_reason
+        if self._job.kind == "completion":
+            return self._event([end | {"text": self._followers[index].push([], is_last=True)}])
+        delta, finish = self._close_chat(index, generation, end["stop_reason"])
+        rest = self._event([{"index": index, "delta": delta, "logprobs": None, "finish_reason": None}]) if delta else b""
+        return rest + self._event([end | {"delta": {}, "finish_reason": finish}])
 
     def last(self, num_tokens: int) -> bytes:
         """Return the events that end a stream of `num_tokens` sampled tokens."""
@@ -159,11 +172,24 @@ class ReplyWriter:
             "stop_reason": stop_reason,
             "logprobs": self._logprobs(index, generation),
         }
-        is_chat = self._job.kind == "chat"
-        choice |= {"message": {"role": "assistant", "content": text, "refusal": None}} if is_chat else {"text": text}
+        if self._job.kind == "chat":
+            self._tellers[index].add(generation.token_ids.tolist())
+            _, choice["finish_reason"] = self._close_chat(index, generation, stop_reason)
+            choice["message"] = self._tellers[index].message
+        else:
+            choice["text"] = text
         if self._job.returns_token_ids:
             choice["token_ids"] = generation.token_ids.tolist()
         return choice
+
+    def _close_chat(self, index: int, generation: Generation, stop_reason: str | int | None) -> tuple[dict[str, Any], str]:
+        """End what is told of a choice and remember it; return what was left to tell, and the reason that it ended."""
+        assert self._job.chat is not None
+        teller = self._tellers[index]
+        delta = teller.end(stop_reason if isinstance(stop_reason, str) else None)
+        if generation.finish_reason is not FinishReason.CANCELLED:
+            self._chats.close(self._job.chat, teller.message, generation.token_ids)
+        return delta, finish_word(FINISH_WORDS[generation.finish_reason], teller.num_calls)
 
     def _tokens_choice(self, index: int, generation: Generation) -> dict[str, Any]:
         content = None

@@ -13,6 +13,7 @@ import numpy as np
 from msgspec import Meta
 
 from jaxrl.engine.server.bodies import NO_LIMIT, check_length, check_model, convert, known_fields, longest_text
+from jaxrl.engine.server.chats import read_chat
 from jaxrl.engine.server.refusals import Refusal
 from jaxrl.errors import EnvError
 from jaxrl.inference.rendering import Renderer
@@ -22,11 +23,12 @@ MAX_DECODED_IDS = 2**17
 
 
 class TokenizeBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """`/tokenize`: a `prompt`, or `messages`."""
+    """`/tokenize`: a `prompt`, or `messages` with the tools that go with them."""
 
     model: str | None = None
     prompt: str | None = None
     messages: Annotated[list[dict[str, Any]], Meta(min_length=1)] | None = None
+    tools: Any = None
     add_special_tokens: bool | None = None
     return_token_strs: bool = False
 
@@ -63,7 +65,7 @@ class Tokenizing:
         if (body.prompt is None) == (body.messages is None):
             raise Refusal(400, "expected either `prompt` (a text) or `messages`", param="prompt")
         # A chat template writes the special tokens itself.
-        text, adds_special = (body.prompt, True) if body.prompt is not None else (self._chat(body.messages or []), False)
+        text, adds_special = (body.prompt, True) if body.prompt is not None else (self._chat(body.messages or [], body.tools), False)
         if body.add_special_tokens is not None:
             adds_special = body.add_special_tokens
         check_length(text, self._max_chars, self._window, "prompt" if body.messages is None else "messages")
@@ -83,8 +85,9 @@ class Tokenizing:
             )  # fmt: skip
         return msgspec.json.encode({"prompt": self._renderer.decode(token_ids)})
 
-    def _chat(self, messages: list[dict[str, Any]]) -> str:
+    def _chat(self, messages: list[dict[str, Any]], tools: Any) -> str:
+        conversation, schemas = read_chat(messages, tools)
         try:
-            return self._renderer.prompt_text(messages)
+            return self._renderer.prompt_text(conversation, schemas)
         except EnvError as error:
             raise Refusal(400, str(error), param="messages") from error

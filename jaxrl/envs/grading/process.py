@@ -1,6 +1,6 @@
 """One worker process, seen from the thread that asks it: it is started, asked, and killed.
 
-In: requests as bytes, each with a deadline. Out: rewards, or words about what went wrong and where. Which requests, and
+In: requests as bytes, each with a deadline. Out: rewards or texts, or words about what went wrong and where. Which requests, and
 what for, is not known here; the other end is `worker`.
 """
 
@@ -28,13 +28,27 @@ GRACE_S = 0.5
 LOOK_EVERY_S = 0.2
 """How often a process that is asked is looked at, whether it has ended without closing its pipes."""
 END_DEADLINE_S = 5.0
-MAX_ANSWER_BYTES = 1 << 16
+MAX_ANSWER_BYTES = 1 << 22
+"""More than the longest text that a worker sends, whatever it is made of."""
 MAX_TRACE_BYTES = 1 << 16
 MAX_SHOWN_FRAMES = 3
 
 
-class LostError(Exception):
+class LostError(GraderError):
     """A worker process is of no use any more; the message says why."""
+
+
+class LateError(LostError):
+    """It was not done at the deadline."""
+
+
+class RaisedError(GraderError):
+    """The function raised; the message says where."""
+
+    def __init__(self, words: str, headline: str) -> None:
+        super().__init__(words)
+        self.headline = headline
+        """What it raised, in few words."""
 
 
 class Process:
@@ -67,11 +81,12 @@ class Process:
             os.set_blocking(stream.fileno(), False)
         self._lock = threading.Lock()
 
-    def ask(self, request: bytes, deadline_s: float) -> float | None:
-        """Send a request and wait for the answer: a finite number or None.
+    def ask(self, request: bytes, deadline_s: float) -> float | str | None:
+        """Send a request and wait for the answer: a finite number or None, or a text.
 
         Raises:
-          GraderError: the answer is a failure.
+          RaisedError: the function raised.
+          GraderError: the answer is another failure.
           LostError: there was no answer in time, or it is none, or there will be none.
         """
         end_s = time.monotonic() + deadline_s + GRACE_S
@@ -85,8 +100,12 @@ class Process:
         except ValueError:
             answer = None
         match answer:
+            case {"failure": str(words), "raised": str(headline)}:
+                raise RaisedError(_printable(words), _printable(headline))
             case {"failure": str(words)}:
-                raise GraderError(words.encode("utf-8", "backslashreplace").decode())
+                raise GraderError(_printable(words))
+            case {"text": str(text)}:
+                return _printable(text)
             case {"reward": None}:
                 return None
             case {"reward": float(reward)} if math.isfinite(reward):
@@ -141,7 +160,7 @@ class Process:
                 raise EOFError
 
     def _late(self, deadline_s: float) -> LostError:
-        return LostError(f"was not done after {deadline_s:g} s, and its worker process was killed{self._place()}")
+        return LateError(f"was not done after {deadline_s:g} s, and its worker process was killed{self._place()}")
 
     def _dead(self) -> LostError:
         try:
@@ -162,8 +181,13 @@ class Process:
         return os.pread(self._trace.fileno(), MAX_TRACE_BYTES, 0).decode(errors="replace")
 
 
+def _printable(text: str) -> str:
+    """Return a text without lone surrogates, which no file or tokenizer takes."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def innermost_lines(trace: str) -> list[str]:
-    r"""Return the innermost lines of the reward function in what `faulthandler` wrote.
+    r"""Return the innermost lines of the function in what `faulthandler` wrote.
 
     Example:
       >>> innermost_lines('Timeout!\nThread 0x1 (most recent call first):\n  File "rewards.py", line 3 in score\n')

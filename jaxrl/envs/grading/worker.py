@@ -1,7 +1,7 @@
-"""What a worker process runs: one reward function, called for one reply after another, until it is killed.
+"""What a worker process runs: one function, called for one request after another, until it is killed.
 
 In, on standard input: frames of pickled requests, the first of which says what to import. Out, on standard output:
-frames of JSON, one a request, each a reward or words about what went wrong. Nothing of jaxrl is imported here, so the
+frames of JSON, one a request, each a reward, a text, or words about what went wrong. Nothing of jaxrl is imported here, so the
 process starts at once and holds no device; pickles go to it and never come from it, because whatever ran in it may have
 written them. See `workers` for the other end.
 """
@@ -31,13 +31,15 @@ LENGTH = struct.Struct(">I")
 """What stands before a frame: the number of its bytes."""
 MAX_SHOWN_FRAMES = 3
 MAX_MESSAGE_CHARS = 2000
+MAX_TEXT_CHARS = 1 << 18
+"""A longer text is not sent: more than any window holds, and it would be read into the memory of the run."""
 
 
 def main() -> None:
     """Serve requests until the other end closes its side, which also is what its death does."""
     requests, answers, trace = os.fdopen(os.dup(0), "rb"), os.dup(1), os.dup(2)
     nowhere = os.open(os.devnull, os.O_RDWR)
-    for descriptor in (0, 1, 2):  # what a reward function prints must not be taken for an answer, nor reach the terminal
+    for descriptor in (0, 1, 2):  # what a function prints must not be taken for an answer, nor reach the terminal
         os.dup2(nowhere, descriptor)
     faulthandler.enable(trace)
     inbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
@@ -58,7 +60,7 @@ def main() -> None:
     answered(lambda: load(setup), setup["load_deadline_s"])
     while True:
         request = inbox.get()
-        answered(lambda request=request: call(setup["function"], request, setup["kwargs"]), setup["deadline_s"])
+        answered(lambda request=request: call(setup["function"], request, setup["kwargs"], setup["returns"]), setup["deadline_s"])
 
 
 def load(setup: dict[str, Any]) -> dict[str, Any]:
@@ -69,7 +71,7 @@ def load(setup: dict[str, Any]) -> dict[str, Any]:
         function = getattr(importlib.import_module(module), name)
         if not callable(function):
             raise TypeError(f"{name!r} is no function, it is {shown(function)}")
-        if unfit := misfit(function, setup["kwargs"]):
+        if setup["returns"] == "reward" and (unfit := misfit(function, setup["kwargs"])):
             return {"failure": unfit}
     except ModuleNotFoundError as error:
         is_itself = error.name is not None and f"{module}.".startswith(f"{error.name}.")
@@ -99,28 +101,46 @@ def misfit(function: Callable[..., Any], kwargs: dict[str, Any]) -> str:
     return ""
 
 
-def call(function: Callable[..., Any], request: bytes, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Score one reply, given as the pickle of (spec, text); return an answer.
+def call(function: Callable[..., Any], request: bytes, kwargs: dict[str, Any], returns: str = "reward") -> dict[str, Any]:
+    """Call the function with the arguments in the pickle of (positional, named); return an answer.
 
     Example:
-      >>> call(lambda spec, text: len(text), pickle.dumps(({}, "four")), {})
+      >>> call(lambda spec, text: len(text), pickle.dumps((({}, "four"), {})), {})
       {'reward': 4.0}
-      >>> call(lambda spec, text: text, pickle.dumps(({}, "four")), {})
+      >>> call(lambda spec, text: text, pickle.dumps((({}, "four"), {})), {})
       {'failure': "returned 'four' (str); expected a finite number, or None for a reply that it cannot score"}
+      >>> call(lambda place: {"in": place}, pickle.dumps(((), {"place": "Ghent"})), {}, "text")
+      {'text': '{"in": "Ghent"}'}
     """
     try:
-        spec, text = pickle.loads(request)
-        value = function(spec, text, **kwargs)
+        args, named = pickle.loads(request)
+        value = function(*args, **named, **kwargs)
         if inspect.iscoroutine(value):
             import asyncio  # here, since few functions need it and it doubles the time that a process takes to start
 
             value = asyncio.run(value)
-        number = None if value is None else finite(value)
-        if value is not None and number is None:
-            return {"failure": f"returned {shown(value)}; expected a finite number, or None for a reply that it cannot score"}
+        return reward_answer(value) if returns == "reward" else text_answer(value)
     except BaseException as error:
-        return {"failure": f"raised {told(error)}"}
+        return {"failure": f"raised {told(error)}", "raised": headline(error)}
+
+
+def reward_answer(value: object) -> dict[str, Any]:
+    """Return the answer to a request for a reward."""
+    number = None if value is None else finite(value)
+    if value is not None and number is None:
+        return {"failure": f"returned {shown(value)}; expected a finite number, or None for a reply that it cannot score"}
     return {"reward": number}
+
+
+def text_answer(value: object) -> dict[str, Any]:
+    """Return the answer to a request for a text: a text as it is, anything else as JSON."""
+    try:
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError):
+        return {"failure": f"returned {shown(value)}; expected a text, or a value that can be written as JSON"}
+    if len(text) > MAX_TEXT_CHARS:
+        return {"failure": f"returned {len(text)} characters; at most {MAX_TEXT_CHARS} are read"}
+    return {"text": text}
 
 
 def finite(value: object) -> float | None:
@@ -143,17 +163,23 @@ def shown(value: object) -> str:
     return f"{words[:200]} ({type(value).__name__})"
 
 
-def told(error: BaseException) -> str:
-    """Return an exception with the innermost lines that it passed through, without those of this file."""
+def headline(error: BaseException) -> str:
+    """Return an exception in few words."""
     try:
         words = f"{type(error).__name__}: {error}"
     except BaseException:
         words = type(error).__name__
+    return words[:MAX_MESSAGE_CHARS]
+
+
+def told(error: BaseException) -> str:
+    """Return an exception with the innermost lines that it passed through, without those of this file."""
+    words = headline(error)
     with contextlib.suppress(Exception):
         frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename not in (__file__, importlib.__file__)]
         frames = [frame for frame in frames if not frame.filename.startswith("<frozen importlib")]
         places = [f"{frame.filename}, line {frame.lineno}, in {frame.name}: {frame.line}" for frame in frames[-MAX_SHOWN_FRAMES:]]
-        words = "\n  ".join([words[:MAX_MESSAGE_CHARS], *places])
+        words = "\n  ".join([words, *places])
     return words[: 2 * MAX_MESSAGE_CHARS]
 
 

@@ -1,6 +1,6 @@
-"""A few worker processes that score replies, each of which can be killed and replaced.
+"""A few worker processes that call one function, such as one that scores replies; each can be killed and replaced.
 
-In: requests, from any thread. Out: futures of what the reward function returned. A process is started when a request
+In: requests, from any thread. Out: futures of what the function returned. A process is started when a request
 finds all others busy, serves one request at a time, and is killed with everything that it started if it is not done at
 the deadline. Waiting for a free process does not count. Nothing of a run is in a process: no device, socket or thread,
 and no module but those that the function imports. It is no sandbox.
@@ -15,18 +15,18 @@ import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from jaxrl.envs.grading.process import LostError, Process
 from jaxrl.errors import GraderError
 
 LOAD_DEADLINE_S = 120.0
-"""How long a process may take to import a reward function, whose module may import slow libraries."""
+"""How long a process may take to import a function, whose module may import slow libraries."""
 CLOSE_DEADLINE_S = 10.0
 
 
 class Workers:
-    """The processes of one reward function.
+    """The processes of one function.
 
     Args:
       import_path: `package.module:function`, importable from the current folder or wherever this process finds modules.
@@ -34,6 +34,8 @@ class Workers:
       deadline_s: how long one call may take, in seconds.
       num_workers: processes at most.
       environment: their environment variables.
+      returns: `reward` for a function of (spec, text) that gives a finite number or None; `text` for any that gives a text, or a value
+        that is written as JSON.
 
     Example:
       >>> workers = Workers("operator:eq", {}, deadline_s=5.0, num_workers=1, environment={})
@@ -43,31 +45,38 @@ class Workers:
     """
 
     def __init__(
-        self, import_path: str, kwargs: Mapping[str, Any], *, deadline_s: float, num_workers: int, environment: Mapping[str, str]
+        self,
+        import_path: str,
+        kwargs: Mapping[str, Any],
+        *,
+        deadline_s: float,
+        num_workers: int,
+        environment: Mapping[str, str],
+        returns: Literal["reward", "text"] = "reward",
     ) -> None:
         self._folder = str(Path.cwd())
         path = [entry or self._folder for entry in sys.path]
         setup = {"path": path if self._folder in path else [self._folder, *path], "import_path": import_path, "kwargs": dict(kwargs)}
-        self._setup = pickle.dumps(setup | {"deadline_s": deadline_s, "load_deadline_s": LOAD_DEADLINE_S})
+        self._setup = pickle.dumps(setup | {"deadline_s": deadline_s, "load_deadline_s": LOAD_DEADLINE_S, "returns": returns})
         self._deadline_s = deadline_s
         self._num_workers = num_workers
         self._environment = environment
-        self._requests: queue.SimpleQueue[tuple[bytes, Future[float | None]] | None] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[tuple[bytes, Future[Any]] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
         self._processes: set[Process] = set()
         self._num_unanswered = 0
         self._is_closed = False
 
-    def submit(self, spec: Any, text: str) -> Future[float | None]:
-        """Have a reply scored.
+    def submit(self, /, *args: Any, **named: Any) -> Future[Any]:
+        """Have the function called.
 
         Returns:
-          What the function returned, a finite number or None; or a GraderError if it raised, returned anything else,
-          ended its process, or was killed at the deadline.
+          What it returned, a finite number or None, or a text; or a GraderError: RaisedError if it raised, LostError if it ended its
+          process, LateError if it was killed at the deadline, GraderError itself if it returned anything else.
         """
-        future: Future[float | None] = Future()
-        request = pickle.dumps((spec, text))
+        future: Future[Any] = Future()
+        request = pickle.dumps((args, named))
         with self._lock:
             if self._is_closed:
                 raise GraderError("its worker processes are closed")
@@ -107,10 +116,9 @@ class Workers:
                 try:
                     process = process or self._started()
                     future.set_result(process.ask(request, self._deadline_s))
-                except GraderError as error:
-                    future.set_exception(error)
                 except Exception as error:  # of whatever kind: this thread has to go on
-                    process = self._end(process)
+                    if isinstance(error, LostError) or not isinstance(error, GraderError):
+                        process = self._end(process)
                     future.set_exception(_grader_error(error))
             with self._lock:
                 self._num_unanswered -= 1
@@ -126,7 +134,7 @@ class Workers:
             if is_late:
                 raise LostError("its worker processes are closed")
             process.ask(self._setup, LOAD_DEADLINE_S)
-        except (LostError, GraderError, OSError) as error:
+        except (GraderError, OSError) as error:
             self._end(process)
             raise GraderError(f"cannot be loaded: {_grader_error(error)}") from None
         return process
@@ -139,4 +147,4 @@ class Workers:
 
 
 def _grader_error(error: Exception) -> GraderError:
-    return GraderError(str(error) if isinstance(error, LostError | GraderError) else f"{type(error).__name__}: {error}")
+    return error if isinstance(error, GraderError) else GraderError(f"{type(error).__name__}: {error}")

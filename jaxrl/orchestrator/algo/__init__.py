@@ -5,6 +5,7 @@ from __future__ import annotations
 from jaxrl.config.algorithm import AlgorithmConfig
 from jaxrl.errors import ConfigError
 from jaxrl.orchestrator.algo.base import Algorithm, AlgorithmContext
+from jaxrl.orchestrator.algo.echo import Echo
 from jaxrl.orchestrator.algo.grpo import GRPO
 from jaxrl.orchestrator.algo.max_rl import MaxRL
 from jaxrl.orchestrator.algo.opd import OPD
@@ -16,6 +17,7 @@ from jaxrl.orchestrator.algo.sft import SFT
 from jaxrl.orchestrator.ports import ScoringPolicy
 
 ALGORITHM_CLASSES: dict[str, type[Algorithm]] = {
+    "echo": Echo,
     "grpo": GRPO,
     "max_rl": MaxRL,
     "opd": OPD,
@@ -64,6 +66,7 @@ __all__ = [
     "SFT",
     "Algorithm",
     "AlgorithmContext",
+    "Echo",
     "MaxRL",
     "Reinforce",
     "build_algorithm",

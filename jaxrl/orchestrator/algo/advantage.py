@@ -1,8 +1,8 @@
 """Credit from rewards: pure functions on the rewards of one group.
 
-In: one finite reward per surviving rollout. Out: one float32 number per rollout, computed in float64 and rounded once.
+In: one finite reward per surviving rollout, or per turn of it. Out: one float32 number for each, computed in float64 and rounded once.
 Rewards that are equal up to rounding give exact zeros in all of them. Which rollouts survive, which tokens take the
-credit and what the loss does with it are decided elsewhere. Legend: G rollouts of a group.
+credit and what the loss does with it are decided elsewhere. Legend: G rollouts of a group, K turns.
 """
 
 from __future__ import annotations
@@ -173,6 +173,39 @@ def efficiency_advantages(rewards_G: Sequence[float] | np.ndarray, costs_G: Sequ
     return group_mean_advantages(np.where(is_best, rewards * (1.0 + bonus), rewards))
 
 
+def turn_advantages(rewards_G_K: Sequence[Sequence[float] | np.ndarray]) -> list[np.ndarray]:
+    """Credit each turn with what it and the later turns of its rollout earned above the group's mean turn.
+
+    A_{i,k} = sum over j >= k of (r_{i,j} - m), with m the mean of all turn rewards of the group; not divided by their
+    standard deviation. What a turn earned is no merit of the turns after it. A group with equal turn rewards gets exact
+    zeros, however many turns its rollouts have, and so does a sum that is 0 but for rounding.
+
+    Args:
+      rewards_G_K: for each of G surviving rollouts, its K_i finite turn rewards in order; G >= 0, K_i >= 0.
+
+    Returns:
+      For each rollout, [K_i] float32 advantages, in units of reward.
+
+    Raises:
+      ValueError: a rollout's rewards are not one-dimensional, or one is not finite or beyond `LARGEST_REWARD`.
+
+    Example:
+      >>> turn_advantages([[1.0, 0.0, 1.0], [0.0]])
+      [array([0.5, 0. , 0.5], dtype=float32), array([-0.5], dtype=float32)]
+
+    Reference: Shao et al. 2024, DeepSeekMath, https://arxiv.org/abs/2402.03300, section 4.1.3 (process supervision).
+    """
+    turns_G_K = [_checked(rewards_K, "turn reward", "turn, shape [K]") for rewards_K in rewards_G_K]
+    if not turns_G_K:
+        return []
+    pooled = np.concatenate(turns_G_K)
+    if rewards_are_equal(pooled):
+        return [np.zeros(turns_K.shape, np.float32) for turns_K in turns_G_K]
+    residue = max(EQUAL_REWARDS_ATOL, EQUAL_REWARDS_RTOL * np.abs(pooled).max())
+    sums_G_K = [np.cumsum((turns_K - pooled.mean())[::-1])[::-1] for turns_K in turns_G_K]
+    return [np.where(np.abs(sums_K) <= residue, 0.0, sums_K).astype(np.float32) for sums_K in sums_G_K]
+
+
 def baseline_advantages(rewards_G: Sequence[float] | np.ndarray, baseline: float) -> np.ndarray:
     """Credit each rollout with its reward minus a baseline that was known before the group.
 
@@ -244,10 +277,10 @@ def _centred(rewards_G: np.ndarray) -> np.ndarray:
     return np.zeros_like(rewards_G) if rewards_are_equal(rewards_G) else rewards_G - rewards_G.mean()
 
 
-def _checked(values_G: Sequence[float] | np.ndarray, noun: str) -> np.ndarray:
+def _checked(values_G: Sequence[float] | np.ndarray, noun: str, each: str = "rollout, shape [G]") -> np.ndarray:
     values = np.asarray(values_G, np.float64)
     if values.ndim != 1:
-        raise ValueError(f"expected one {noun} per rollout, shape [G], got shape {values.shape}")
+        raise ValueError(f"expected one {noun} per {each}, got shape {values.shape}")
     if not np.isfinite(values).all():
         raise ValueError(f"a {noun} is not finite: {values.tolist()}; leave rollouts without a {noun} out of the group")
     if np.abs(values).max(initial=0.0) > LARGEST_REWARD:

@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxrl.config.algorithm import AlgorithmConfig, CoefficientsConfig, LossType
 from jaxrl.config.model import FrozenModelConfig
-from jaxrl.envs.base import TaskSpec
+from jaxrl.envs.base import Demonstration, TaskSpec
 from jaxrl.errors import ConfigError, DeadlineError, EngineError, SampleError
 from jaxrl.inference.frozen import FrozenPool, connect_frozen_pool
 from jaxrl.inference.rendering import Renderer
@@ -38,8 +38,8 @@ class AlgorithmContext:
     """The longest sequence, prompt and reply, that the policy can hold; None if unknown."""
     coefficients: CoefficientsConfig = field(default_factory=CoefficientsConfig)
     """How much each loss component counts."""
-    demonstration: Callable[[TaskSpec], str | None] = lambda spec: None
-    """Task spec -> the environment's own reference reply; None if it has none."""
+    demonstration: Callable[[TaskSpec], Demonstration | None] = lambda spec: None
+    """Task spec -> the environment's own reference replies; None if it has none."""
 
 
 class Algorithm:

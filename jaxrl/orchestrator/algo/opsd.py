@@ -13,6 +13,7 @@ from typing import ClassVar
 import numpy as np
 
 from jaxrl.config.algorithm import DEFAULT_DEMO_KEY, LossType, OPSDConfig
+from jaxrl.envs.base import demonstrated_turns
 from jaxrl.errors import ConfigError, EnvError, SampleError
 from jaxrl.orchestrator.algo.base import Algorithm
 from jaxrl.orchestrator.algo.reference import score_branches
@@ -60,13 +61,13 @@ class OPSD(Algorithm):
         rollout.metrics[REF_VERSION] = float(version)
 
     def demonstration_of(self, rollout: Rollout) -> str:
-        """Return the demonstration of a rollout's task.
+        """Return the demonstration of a rollout's task; the replies of several turns are joined by empty lines.
 
         It is what the environment told of the rollout under `demo_key`, else what the task holds there; for the default
         key, else the environment's own reference reply.
 
         Raises:
-          SampleError: there is none, or it is no text.
+          SampleError: there is none, or it is neither a text nor a list of texts.
         """
         key, spec = self.config.demo_key, rollout.task.spec
         found = rollout.info.get(key, spec.get(key))
@@ -78,9 +79,12 @@ class OPSD(Algorithm):
                 f"{where}: there is no demonstration under {key!r} (`demo_key`), neither in what the environment told of the rollout "
                 "(`info`) nor in the task, and the environment has no reference reply of its own under that name"
             )
-        if not isinstance(found, str) or not found.strip():
-            raise SampleError(f"{where}: the demonstration under {key!r} (`demo_key`) must be a text that is not empty, got {found!r:.80}")
-        return found
+        shown = "\n\n".join(demonstrated_turns(found) or ())
+        if not shown.strip():
+            raise SampleError(
+                f"{where}: the demonstration under {key!r} (`demo_key`) must be a text that is not empty, or a list of texts, got {found!r:.80}"
+            )
+        return shown
 
     def hint_ids(self, demonstration: str) -> np.ndarray:
         """Return [C] int32 of the system message that shows a demonstration, nothing asked after it."""

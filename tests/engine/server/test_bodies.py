@@ -10,13 +10,17 @@ from typing import Any
 import pytest
 
 from jaxrl.engine.server.bodies import HARMLESS, NEUTRAL, Job, JobReader
+from jaxrl.engine.server.chats import Chats
 from jaxrl.engine.server.refusals import Refusal
+from jaxrl.inference.conversations import ConversationMemory
 from jaxrl.inference.rendering import Renderer
 
 RENDERER = Renderer.from_pretrained(Path(__file__).parents[2] / "golden" / "tokenizer")
 VOCAB = RENDERER.vocab_size
-READER = JobReader(RENDERER, "tiny", max_logprobs=3, vocab_size=VOCAB, window=32, max_sequences=6)
+CHATS = Chats(RENDERER, ConversationMemory(10, 1000))
+READER = JobReader(RENDERER, CHATS, "tiny", max_logprobs=3, vocab_size=VOCAB, window=32, max_sequences=6)
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
+TOOL = {"type": "function", "function": {"name": "f"}}
 
 
 def read(kind: str, **body: Any) -> Job:
@@ -63,6 +67,19 @@ def test_a_chat_is_rendered_by_the_template_and_may_fill_the_window() -> None:
     assert job.prompts[0].tolist() == RENDERER.open_turn(None, CHAT["messages"]).prompt_ids.tolist()
     assert (job.sampling.max_tokens, job.num_top) == (3, 2)
     assert read("chat", **CHAT).sampling.max_tokens > 10**6
+
+
+def test_a_chat_takes_tools_and_says_whether_they_may_be_called() -> None:
+    wide = JobReader(RENDERER, CHATS, "tiny", max_logprobs=3, vocab_size=VOCAB, window=4096, max_sequences=6)
+
+    def turn(**body: Any) -> tuple[bool, bool, bool]:
+        job = wide.chat(json.dumps(CHAT | body).encode())
+        assert job.chat is not None and job.prompts[0].tolist() == job.chat.rendered.prompt_ids.tolist()
+        return '"name": "f"' in RENDERER.decode(job.prompts[0]), job.chat.takes_calls, job.chat.is_parallel
+
+    assert turn() == turn(tools=[], tool_choice="none") == turn(tool_choice="auto") == (False, False, True)
+    assert turn(tools=[TOOL]) == turn(tools=[TOOL], tool_choice="auto", parallel_tool_calls=None) == (True, True, True)
+    assert turn(tools=[TOOL], tool_choice="none", parallel_tool_calls=False) == (True, False, False)
 
 
 def test_a_chat_of_thousands_of_messages_is_refused_in_time_that_is_linear_in_their_number() -> None:
@@ -140,6 +157,14 @@ def test_null_means_left_out_and_a_value_that_changes_nothing_is_accepted() -> N
         ("generate", {"token_ids": [5] * 32}, "token_ids", "the prompt has 32 tokens, .* window of 32 .* shorten it to 31"),
         ("chat", {"messages": []}, "messages", "length >= 1"),
         ("chat", {"messages": [{"role": "user"}]}, "messages", "needs a `role` and a `content`"),
+        ("chat", {"messages": [{"role": "tool", "content": "7"}]}, "messages", r"`messages\[0\].tool_call_id` must be a text"),
+        ("chat", {**CHAT, "tools": {}}, "tools", "a list of tools"),
+        ("chat", {**CHAT, "tools": [{"type": "function", "function": {"nam": "f"}}]}, "tools", r"`tools\[0\].function.name`"),
+        ("chat", {**CHAT, "tools": [TOOL, TOOL]}, "tools", "two tools are called 'f'"),
+        ("chat", {**CHAT, "tools": [TOOL], "tool_choice": "required"}, "tool_choice", "='required' is not supported.* use 'auto'"),
+        ("chat", {**CHAT, "tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice", "nobody can promise a call"),
+        ("chat", {**CHAT, "parallel_tool_calls": "no"}, "parallel_tool_calls", "expected `bool`"),
+        ("completion", {"prompt": "x", "tools": [TOOL]}, "tools", "would change the reply"),
     ],
 )
 def test_a_wrong_body_is_a_400_that_names_the_field(kind: str, body: dict, param: str, message: str) -> None:

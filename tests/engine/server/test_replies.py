@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,10 @@ import numpy as np
 import pytest
 
 from jaxrl.engine.server.bodies import Job, Kind
+from jaxrl.engine.server.chats import Chats
 from jaxrl.engine.server.replies import ReplyWriter
 from jaxrl.engine.slots import SampledTokens
+from jaxrl.inference.conversations import ConversationMemory
 from jaxrl.inference.endpoint import FinishReason, Generation, TokenSampling
 from jaxrl.inference.rendering import Renderer
 
@@ -20,9 +21,12 @@ RENDERER = Renderer.from_pretrained(Path(__file__).parents[2] / "golden" / "toke
 TEXT = "a\u20acb"
 IDS = RENDERER.encode(TEXT)
 """Five bytes, five tokens: a, three of one character, b."""
+CHATS = Chats(RENDERER, ConversationMemory(10, 1000))
 
 
 def job(kind: Kind, **fields: Any) -> Job:
+    if kind == "chat":
+        fields["chat"] = CHATS.open([{"role": "user", "content": "hi"}], check=RENDERER.encode)
     return Job(kind, (np.array([5], np.int32),), TokenSampling(max_tokens=9), 1, 0, None, frozenset(), **fields)
 
 
@@ -32,7 +36,7 @@ def sampled(token_ids: np.ndarray) -> dict[str, Any]:
 
 
 def reply(job: Job) -> dict[str, Any]:
-    body = ReplyWriter(job, "id", "tiny", 0, RENDERER).whole([Generation(**sampled(IDS), finish_reason=FinishReason.LENGTH)], [])
+    body = ReplyWriter(job, "id", "tiny", 0, RENDERER, CHATS).whole([Generation(**sampled(IDS), finish_reason=FinishReason.LENGTH)], [])
     return json.loads(body)["choices"][0]
 
 
@@ -46,7 +50,7 @@ def test_text_offsets_are_places_in_the_text_whatever_tokens_are_called(by_id: b
 
 
 def test_text_offsets_go_on_from_event_to_event() -> None:
-    writer = ReplyWriter(job("completion", is_stream=True), "id", "tiny", 0, RENDERER)
+    writer = ReplyWriter(job("completion", is_stream=True), "id", "tiny", 0, RENDERER, CHATS)
     offsets: list[int] = []
     for part in (IDS[:2], IDS[2:3], IDS[3:]):
         event = writer.chunk(0, SampledTokens(**sampled(part), top_ids=None, top_logprobs=None))
@@ -56,5 +60,5 @@ def test_text_offsets_go_on_from_event_to_event() -> None:
 
 @pytest.mark.parametrize("by_id", [False, True])
 def test_the_bytes_of_a_token_are_those_of_its_text_and_null_where_it_has_none(by_id: bool) -> None:
-    content = reply(dataclasses.replace(job("chat"), names_tokens_by_id=by_id))["logprobs"]["content"]
+    content = reply(job("chat", names_tokens_by_id=by_id))["logprobs"]["content"]
     assert [row["bytes"] for row in content] == [[97], None, None, None, [98]]

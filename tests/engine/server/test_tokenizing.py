@@ -37,6 +37,15 @@ def test_a_chat_becomes_the_ids_of_its_prompt() -> None:
     assert tokenize(messages=messages, add_generation_prompt=True)["tokens"] == RENDERER.open_turn(None, messages).prompt_ids.tolist()
 
 
+def test_a_chat_with_tools_becomes_the_ids_of_its_prompt() -> None:
+    wide = Tokenizing(RENDERER, "small", vocab_size=RENDERER.num_ids, window=4096)
+    messages, tools = [{"role": "user", "content": "hi"}], [{"type": "function", "function": {"name": "f"}}]
+    told = msgspec.json.decode(wide.tokenize(json.dumps({"messages": messages, "tools": tools}).encode()))
+    assert told["tokens"] == RENDERER.open_turn(None, messages, tools=tools).prompt_ids.tolist()
+    with pytest.raises(Refusal, match="`tools` must be a list"):
+        wide.tokenize(json.dumps({"messages": messages, "tools": 3}).encode())
+
+
 def test_ids_become_their_text_special_tokens_and_ids_without_a_token_included() -> None:
     assert detokenize([1, *RENDERER.encode("naïve").tolist(), 2]) == "<|im_start|>naïve<|im_end|>"
     assert detokenize([RENDERER.num_ids, RENDERER.num_ids + 7]) == "" == detokenize([])

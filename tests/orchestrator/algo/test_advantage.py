@@ -11,6 +11,7 @@ from jaxrl.orchestrator.algo.advantage import (
     leave_one_out_advantages,
     max_rl_advantages,
     rewards_are_equal,
+    turn_advantages,
 )
 
 
@@ -212,3 +213,38 @@ def test_max_rl_is_bounded_and_leave_one_out_is_grpo_up_to_a_factor(rewards):
     assert relative.min() >= -1 - 1e-6 and relative.max() <= num_rollouts - 1 + 1e-5
     factor = num_rollouts / max(1, num_rollouts - 1)
     np.testing.assert_allclose(leave_one_out_advantages(rewards), factor * group_mean_advantages(rewards), rtol=1e-5, atol=1e-7)
+
+
+TURNS = [
+    # turn rewards of each rollout, credit of each turn
+    pytest.param([[1.0, 0.0, 1.0], [0.0]], [[0.5, 0.0, 0.5], [-0.5]], id="mean 0.5: .5 - .5 + .5, - .5 + .5, .5"),
+    pytest.param([[0.0, 1.0], [1.0, 0.0]], [[0.0, 0.5], [0.0, -0.5]], id="equal sums: what differs is when it was earned"),
+    pytest.param([[3.0], [1.0]], [[1.0], [-1.0]], id="one turn each: the reward minus the mean"),
+    pytest.param([[2.0, -2.0], [], [1.0]], [[5 / 3 - 7 / 3, -7 / 3], [], [2 / 3]], id="mean 1/3, and a rollout without turns"),
+    pytest.param([[0.7, 0.7], [0.7], [0.7] * 3], [[0, 0], [0], [0, 0, 0]], id="equal rewards, however many turns"),
+    pytest.param([[0.1 + 0.2, 0.3], [0.3]], [[0, 0], [0]], id="equal up to float noise"),
+    pytest.param([[0.1, 0.3, 0.2], [0.2]], [[0, 0.1, 0], [0]], id="a sum that is 0 but for float noise: - .1 + .1 + 0"),
+    pytest.param([[1.0]], [[0.0]], id="alone"),
+    pytest.param([], [], id="nobody"),
+]
+
+
+@pytest.mark.parametrize(("rewards", "expected"), TURNS)
+def test_a_turn_is_credited_with_what_it_and_the_later_ones_earned_above_the_mean_turn(rewards, expected):
+    advantages = turn_advantages(rewards)
+    assert [a.dtype for a in advantages] == [np.float32] * len(rewards)
+    for found, wanted in zip(advantages, expected, strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=0)  # zeros are exact
+
+
+@given(st.lists(st.lists(st.integers(0, 1000).map(lambda n: n / 1000), max_size=5), max_size=6))
+def test_the_first_turns_credit_is_the_sum_over_all_turns_and_these_sum_to_zero(rewards):
+    advantages = turn_advantages(rewards)
+    turns = [len(r) for r in rewards]
+    assert [len(a) for a in advantages] == turns
+    assert sum(float(a[0]) for a in advantages if len(a)) == pytest.approx(0, abs=1e-5)
+
+
+def test_a_turn_reward_that_is_none_is_refused():
+    with pytest.raises(ValueError, match="a turn reward is not finite"):
+        turn_advantages([[1.0], [float("nan")]])

@@ -130,7 +130,7 @@ def test_the_drivers_cannot_be_overridden():
 CONFIG_CLASSES = {
     cls.model_fields["type"].default: cls
     for cls in vars(algorithm_configs).values()
-    if isinstance(cls, type) and issubclass(cls, AlgorithmBase) and cls is not AlgorithmBase
+    if isinstance(cls, type) and issubclass(cls, AlgorithmBase) and not cls.model_fields["type"].is_required()
 }
 
 

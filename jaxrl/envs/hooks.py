@@ -1,0 +1,78 @@
+"""Calls what a user gave an environment, where it cannot hold up the event loop.
+
+In: a function or a coroutine function, its arguments, a deadline. Out: what it returned, or an error. It knows no rollout.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from jaxrl.errors import EnvError, JaxrlError
+
+
+async def called(
+    hook: Callable[..., Any], *args: Any, what: str, deadline_s: float, failing: type[JaxrlError] | None = None, thread: str = "hook"
+) -> Any:
+    """Call a hook.
+
+    A coroutine function runs in the event loop. A plain function runs in a thread of its own, beside those of other rollouts; a thread
+    cannot be killed, so what may hang belongs into worker processes (`envs.grading`).
+
+    Args:
+      hook: what is called.
+      *args: its arguments.
+      what: what it gives, for messages.
+      deadline_s: how long a plain function is waited for, in seconds; its thread then goes on.
+      failing: what the hook raises, and being late, become one of these, with the exception as its cause; None leaves exceptions as they
+        are, and makes being late an `EnvError`.
+      thread: name of the thread.
+
+    Raises:
+      Exception: what the hook raised, as `failing` says.
+    """
+    try:
+        if inspect.iscoroutinefunction(hook):
+            return await hook(*args)
+        value, error = await _in_own_thread(hook, args, what, deadline_s, failing or EnvError, thread)
+        if error is None:
+            return await value if inspect.isawaitable(value) else value
+    except (Exception, SystemExit) as raised:
+        error = raised
+    if failing is None or isinstance(error, failing):
+        raise error
+    raise failing(f"{type(error).__name__}: {error}") from error
+
+
+async def _in_own_thread(
+    hook: Callable[..., Any], args: tuple[Any, ...], what: str, deadline_s: float, late: type[JaxrlError], thread: str
+) -> tuple[Any, BaseException | None]:
+    """Return what a plain function returned in a daemon thread of its own, and what it raised.
+
+    In a pool, functions that never return would take every thread, and with them whatever else works there, and would
+    keep the process from ending. Neither a future nor a coroutine can raise a StopIteration, so exceptions are returned.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
+
+    def settle(value: Any, error: BaseException | None) -> None:
+        if not done.done():
+            done.set_result((value, error))
+
+    def work() -> None:
+        value, error = None, None
+        try:
+            value = hook(*args)
+        except BaseException as raised:
+            error = raised
+        with contextlib.suppress(RuntimeError):  # the run ended, and its loop with it, before the function returned
+            loop.call_soon_threadsafe(settle, value, error)
+
+    threading.Thread(target=work, name=thread, daemon=True).start()
+    if not (await asyncio.wait([done], timeout=deadline_s))[0]:
+        raise late(f"{what} was not there after {deadline_s:g} s; its thread cannot be killed and goes on")
+    return done.result()

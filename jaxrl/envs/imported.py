@@ -1,0 +1,108 @@
+"""An environment of the user's own, found by its import path.
+
+In: `package.module:name`, the settings of its table. Out: what that class or function returns, seen to be an environment. Whatever goes
+wrong meanwhile is a mistake in the configuration, in words.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jaxrl.blame import place_of
+from jaxrl.config.env import PythonEnvConfig, env_name
+from jaxrl.envs.base import Environment, checked_tasks
+from jaxrl.errors import ConfigError
+
+_METHODS = ("tasks", "play", "demonstration", "close")
+"""What an environment can be asked."""
+_SETTINGS = ("budget", "system_prompt", "examples")
+"""Settings of the table that are passed on where there is a parameter for them."""
+
+
+def python_environment(config: PythonEnvConfig) -> Environment:
+    """Build the environment that `import_path` names: it is called with `name`, `kwargs` and those of the table's settings that it takes.
+
+    Raises:
+      ConfigError: it cannot be imported, does not take its arguments, raises, has no place for a setting, or returns no environment.
+    """
+    name = env_name(config)
+    where = f"env {name!r}: `import_path`={config.import_path!r}"
+    make = imported(config.import_path, where)
+    arguments = {"name": name, **config.kwargs, **_settings(config, make, where)}
+    if "name" in config.kwargs:
+        raise ConfigError(f"{where}: `kwargs` holds a `name`; set the environment's own `name`")
+    try:
+        environment = make(**arguments)
+    except ConfigError:
+        raise
+    except (Exception, SystemExit) as error:
+        given = ", ".join(f"{key}=..." for key in arguments)
+        raise ConfigError(f"{where} was called with ({given}) and raised {_told(error)}") from error
+    missing = [method for method in _METHODS if not callable(getattr(environment, method, None))]
+    if missing:
+        raise ConfigError(
+            f"{where} returned a {type(environment).__name__}, which is no environment: it has no method `{missing[0]}`; derive it from "
+            "`jaxrl.envs.chat.ChatEnvironment`, or see `jaxrl.envs.base.Environment`"
+        )
+    if getattr(environment, "name", None) != name:
+        raise ConfigError(f"{where} returned an environment called {getattr(environment, 'name', None)!r}; call it what it is told, {name!r}")
+    try:
+        checked_tasks(name, environment.tasks())
+    except ConfigError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"{where}: its tasks cannot be listed: {_told(error)}") from error
+    return environment
+
+
+def imported(import_path: str, where: str) -> Callable[..., Any]:
+    """Return the class or function of an import path, looked for in the folder where the run is started, too.
+
+    Args:
+      import_path: `package.module:name`.
+      where: the setting, for messages.
+
+    Raises:
+      ConfigError: the module cannot be imported, has no such name, or it is nothing that can be called.
+    """
+    module, _, name = import_path.partition(":")
+    if os.getcwd() not in sys.path and "" not in sys.path:  # as a console script, a program has only its own folder there
+        sys.path.append(os.getcwd())
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (Exception, SystemExit) as error:
+        is_itself = isinstance(error, ModuleNotFoundError) and error.name is not None and f"{module}.".startswith(f"{error.name}.")
+        remedy = "; it must be importable from where the run is started" if is_itself else ""
+        raise ConfigError(f"{where} cannot be imported: {_told(error)}{remedy}") from error
+    if not callable(found):
+        raise ConfigError(f"{where} is a {type(found).__name__}; name a class or a function")
+    return found
+
+
+def _settings(config: PythonEnvConfig, make: Callable[..., Any], where: str) -> Mapping[str, Any]:
+    """Return the settings of the table that the callable takes."""
+    try:
+        parameters = inspect.signature(make).parameters
+    except ValueError:  # some functions of C have none
+        parameters = {}
+    takes_any = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
+    passed: dict[str, Any] = {}
+    for key in _SETTINGS:
+        is_set = key in config.model_fields_set
+        if key in config.kwargs:
+            continue
+        if key in parameters or (takes_any and is_set):
+            passed[key] = getattr(config, key)
+        elif is_set:
+            raise ConfigError(f"{where} has no parameter `{key}`, so that setting has no place to go; add one, or leave the setting out")
+    return passed
+
+
+def _told(error: BaseException) -> str:
+    place = place_of(error)
+    return f"{type(error).__name__}: {error}" + (f" ({place})" if place else "")
