@@ -1,15 +1,14 @@
 """Make the model that the configurations of this folder start from, into `models/tools/start/`: `python configs/tools/prepare.py`.
 
-The quickstart's start model calls the tool `calc` for sums of three or four one-digit terms. Here it is shown some more such conversations,
-of two to five terms of one or two digits, until it calls well about half of the time: what a reply says is under the loss, what the tool answers
-is not. No question of the held-out split is among them. A model that is there already is left alone.
+The quickstart's start model goes on with demonstrations of the tools environment: a call of the calculator, its answer, the policy's own. It sees
+so few that it calls well about half of the time. What the policy says is under the loss, what the tool answers is not. No question of the
+held-out split is among them. A model that is there already is left alone.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import random
 import sys
 from collections.abc import Iterator, Sequence
@@ -19,7 +18,7 @@ from typing import Any
 from rich.console import Console
 from transformers import PreTrainedTokenizerFast
 
-from jaxrl.config.env import ReasoningGymEnvConfig
+from jaxrl.config.env import ToolsEnvConfig
 from jaxrl.envs.build import build_environment
 from jaxrl.models import load_pretrained, save_pretrained
 
@@ -30,9 +29,9 @@ START_MODEL = ROOT / "configs" / "quickstart" / "start_model"
 
 SUMS = {"min_terms": 2, "max_terms": 5, "min_digits": 1, "max_digits": 2}
 """Parameters of `chain_sum` in every configuration of this folder."""
-SYSTEM = "Tool: calc(expr)"
-"""How the start model was told of its tool."""
-STEPS, LR, SEED = 90, 1e-3, 0
+SYSTEM = "Tool: calculator(expression)"
+"""The system message in every configuration of this folder."""
+STEPS, LR, SEED = 120, 1e-3, 0
 
 
 def load_maker() -> Any:
@@ -46,18 +45,18 @@ def load_maker() -> Any:
 
 def conversations(maker: Any, rng: random.Random) -> Iterator[list[tuple[str, bool]]]:
     """Yield conversations for ever, as spans of text with whether the loss is taken there."""
-    config = ReasoningGymEnvConfig(dataset="chain_sum", parameters=SUMS, num_tasks=60_000, seed=1_000_000, split="train")
-    specs = list(build_environment(config).tasks())
+    env = build_environment(ToolsEnvConfig(dataset="chain_sum", parameters=SUMS, num_tasks=60_000, seed=1_000_000, split="train"))
+    specs = list(env.tasks())
     while True:
         rng.shuffle(specs)
         for spec in specs:
-            call = json.dumps({"name": "calc", "arguments": {"expr": maker.expression_of(spec["question"])}})
+            call, answer = env.demonstration(spec) or ()
             yield [
                 *maker.turn("system", SYSTEM),
                 *maker.turn("user", spec["question"]),
-                *maker.turn("assistant", f"<tool_call>{call}</tool_call>", True),
-                *maker.turn("user", f"<tool_response>{spec['answer']}</tool_response>"),
-                *maker.turn("assistant", spec["answer"], True),
+                *maker.turn("assistant", call, True),
+                *maker.turn("user", f"<tool_response>{answer}</tool_response>"),
+                *maker.turn("assistant", answer, True),
             ]
 
 

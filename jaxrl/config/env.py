@@ -16,6 +16,8 @@ from jaxrl.config.base import Section
 from jaxrl.config.reward import RewardConfig
 from jaxrl.config.turns import BudgetConfig, History, Truncated
 
+TOOL_NAME = r"^[A-Za-z_][A-Za-z0-9_-]{0,63}$"
+"""What OpenAI's API takes for the name of a tool."""
 LEAST_TEMPERATURE = 1e-5
 """The engine refuses any below it but 0."""
 
@@ -230,7 +232,7 @@ class ReverseTextEnvConfig(EnvBase):
 class PythonToolConfig(Section):
     """A Python function `tool(**arguments)` that returns a text, or a JSON value; it runs in a worker process that can be killed."""
 
-    name: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9_-]{0,63}$")
+    name: str = Field(pattern=TOOL_NAME)
     """What the policy calls it."""
     import_path: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
     """`package.module:function`; refused if `run.allow_import_paths` is false."""
@@ -254,7 +256,11 @@ class ToolsEnvConfig(GymQuestionsConfig):
     budget: BudgetConfig = BudgetConfig()
     """When a conversation ends though the policy still calls tools; it is then worth 0, since nothing was answered."""
     calculator: bool = True
-    """Offer the tool `calculator`, which evaluates an arithmetic `expression`."""
+    """Offer a calculator, which evaluates an arithmetic expression."""
+    calculator_name: str = Field(default="calculator", pattern=TOOL_NAME)
+    """What the policy calls it; another name is for a model that knows it by that."""
+    calculator_argument: str = Field(default="expression", pattern=TOOL_NAME)
+    """Name of its one argument."""
     python: list[PythonToolConfig] = []
     """Tools of your own."""
     describe: bool = True
@@ -268,11 +274,11 @@ class ToolsEnvConfig(GymQuestionsConfig):
 
     @model_validator(mode="after")
     def _tools_have_names_of_their_own(self) -> ToolsEnvConfig:
-        names = ["calculator"] * self.calculator + [tool.name for tool in self.python]
+        names = [self.calculator_name] * self.calculator + [tool.name for tool in self.python]
         if not names:
             raise ValueError("`calculator`=false and no `python` tool leave nothing to call; use an environment of type 'reasoning_gym'")
         if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise ValueError(f"two tools have the name {twice[0]!r}; give each its own `name`, or leave out `calculator`")
+            raise ValueError(f"two tools have the name {twice[0]!r}; give each its own `name`, or set `calculator`=false")
         return self
 
 

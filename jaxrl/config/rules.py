@@ -88,8 +88,8 @@ def warn_of_training(envs: Sequence[tuple[EnvBase, AlgorithmBase, SamplingConfig
 
     for setting, names in mute.items():
         warnings.warn(
-            f"{setting} learns from what an environment says after the policy's first reply, and env {_listed(names)} ends with that reply, "
-            "so it learns there as 'grpo' does; use that, or an environment of several turns",
+            f"{setting} learns from what an environment says after the policy's first reply, and env {_listed(names)} ends with that "
+            "reply, so it learns there as 'grpo' does; use that, or an environment of several turns",
             stacklevel=2,
         )
 

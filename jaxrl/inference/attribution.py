@@ -68,27 +68,31 @@ def find_bodies(
       {0: ((6, 14),)}
     """
     mark = unused_mark(text)
-    wanted = {index for index in range(first, len(messages)) if messages[index]["content"]}
-    found: dict[int, tuple[Span, ...]] = {index: () for index in range(first, len(messages)) if index not in wanted}
+    wanted = [index for index in range(first, len(messages)) if messages[index]["content"]]
+    found: dict[int, tuple[Span, ...]] = {index: () for index in range(first, len(messages)) if not messages[index]["content"]}
     left_out: set[int] = set()
-    while wanted:
-        marked = [{**m, "content": f"{mark}{index}z"} if index in wanted else m for index, m in enumerate(messages)]
+
+    def look_for(those: Sequence[int]) -> bool:
         try:
-            marked_text = render(marked)
+            marked_text = render([{**m, "content": f"{mark}{index}z"} if index in those else m for index, m in enumerate(messages)])
         except EnvError:
-            break
+            return False
         marks = [(int(match[1]), match.start(), match.end()) for match in re.finditer(rf"{mark}(\d+)z", marked_text)]
-        if missing := wanted - {index for index, _, _ in marks}:
-            left_out |= missing
-            wanted -= missing
-            continue
+        missing = set(those) - {index for index, _, _ in marks}
+        if len(those) == 1:
+            left_out.update(missing)
+        if missing:
+            return False
         places = _replaced(marked_text, marks, text, lambda index: _spellings(messages[index]["content"], spellings.get(index, ())))
-        if isinstance(places, int):
-            wanted.discard(places)
-            continue
+        if places is None:
+            return False
+        found.update({index: tuple(span for whose, span in places if whose == index) for index in those})
+        return True
+
+    # All at once is enough unless the template does something of its own with one of them.
+    if wanted and not look_for(wanted) and len(wanted) > 1:
         for index in wanted:
-            found[index] = tuple(span for whose, span in places if whose == index)
-        break
+            look_for([index])
     return Bodies(found, frozenset(left_out))
 
 
@@ -104,12 +108,12 @@ def _spellings(content: str, others: Sequence[str]) -> Iterator[str]:
 
 def _replaced(
     marked_text: str, marks: Sequence[tuple[int, int, int]], text: str, options: Callable[[int], Iterator[str]]
-) -> list[tuple[int, Span]] | int:
-    """Return the place in `text` of each mark; or the first message with which `text` cannot be had by replacing marks."""
+) -> list[tuple[int, Span]] | None:
+    """Return the place in `text` of each mark; None if `text` cannot be had by replacing marks."""
     places: list[tuple[int, Span]] = []
     at = marks[0][1]
     if text[:at] != marked_text[:at]:
-        return marks[0][0]
+        return None
     for number, (index, _, end) in enumerate(marks):
         is_last = number + 1 == len(marks)
         after = marked_text[end:] if is_last else marked_text[end : marks[number + 1][1]]
@@ -120,7 +124,7 @@ def _replaced(
                 at = stop + len(after)
                 break
         else:
-            return index
+            return None
     return places
 
 

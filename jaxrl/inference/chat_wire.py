@@ -59,7 +59,9 @@ def read_tools(tools: Any) -> tuple[dict[str, Any], ...]:
     for index, tool in enumerate(tools):
         where = f"tools[{index}]"
         if not isinstance(tool, dict) or tool.get("type") != "function":
-            raise ChatFieldError(where, f' must be `{{"type": "function", "function": {{...}}}}`, the only kind of tool here, got {shown(tool)}')
+            raise ChatFieldError(
+                where, f' must be `{{"type": "function", "function": {{...}}}}`, the only kind of tool here, got {shown(tool)}'
+            )
         function = tool.get("function")
         if not isinstance(function, dict):
             raise ChatFieldError(f"{where}.function", f" must be an object with a `name`, got {shown(function)}")
@@ -89,7 +91,7 @@ def read_tool_choice(choice: Any) -> bool:
 
 
 def canonical_arguments(arguments: str) -> str:
-    """Return the one spelling of a call's arguments, however a client wrote the same JSON object; a text that is none stays as it is.
+    r"""Return the one spelling of a call's arguments, however a client wrote the same JSON object; a text that is none stays as it is.
 
     Example:
       >>> canonical_arguments('{ "b": 1.0, "a": "\\\\u00e9" }')
@@ -115,7 +117,9 @@ def _message(message: Any, where: str) -> Message:
     is_assistant = role == "assistant"
     text = "" if content is None and is_assistant else _content(content)
     if not isinstance(role, str) or not role or text is None:
-        raise ChatFieldError(where, f" needs a `role` and a `content` of text or of text parts, got role={role!r:.100} and content={shown(content)}")
+        raise ChatFieldError(
+            where, f" needs a `role` and a `content` of text or of text parts, got role={role!r:.100} and content={shown(content)}"
+        )
     told: Message = {"role": role, "content": text}
     for name in ("name", "reasoning_content"):
         if message.get(name) is not None:

@@ -134,7 +134,8 @@ class ConversationMemory:
 
 def _spelled(message: Mapping[str, Any]) -> str:
     calls = [
-        [call["id"], call["function"]["name"], canonical_arguments(call["function"]["arguments"])] for call in message.get("tool_calls") or ()
+        [call["id"], call["function"]["name"], canonical_arguments(call["function"]["arguments"])]
+        for call in message.get("tool_calls") or ()
     ]
     fields = [message["role"], message.get("content") or "", calls, message.get("tool_call_id") or "", message.get("name") or ""]
     return json.dumps(fields, ensure_ascii=True)

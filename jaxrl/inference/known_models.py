@@ -3,7 +3,7 @@
 In: the setting `model.renderer`, a model's name, its tokenizer. Out: a `Renderer` that asks the package. The package says of every token
 whose it is and whether it is a message's own text, goes on after sampled tokens, and reads replies of formats that only it knows. Where it
 will not go on from what the model saw though history is to be kept, the tokenizer's own template does. The package is optional: nothing
-else imports it.
+else imports it. Of an assistant's message it calls everything own text that the model would sample, calls of tools and the end too.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from jaxrl.inference.replies import ParsedReply, ReplyParser
 from jaxrl.inference.tool_calls import find_parser
 from jaxrl.inference.tool_calls.base import plain_call_id
 from jaxrl.inference.tool_calls.json_text import JsonError, excerpt, read_object
+from jaxrl.inference.tool_calls.parser import reads_like_a_call
 from jaxrl.inference.turns import RenderedTurn, RenderState
 from jaxrl.types import ToolCall
 
@@ -65,7 +66,13 @@ def load_renderer(model_name: str, *, renderer: str = "auto", tool_format: ToolF
     if registered is None:
         _log.info("messages become tokens by the tokenizer's own chat template")
         return own
-    known = KnownModel(registered, model_name, own)
+    try:
+        known = KnownModel(registered, model_name, own)
+    except ConfigError as error:
+        if renderer != "auto":
+            raise
+        _log.warning("messages become tokens by the tokenizer's own chat template: %s", error)
+        return own
     if not np.array_equal(known.message_ids(_PROBE, ()), own.message_ids(_PROBE)):
         _log.warning(
             "the renderer %r writes a plain conversation in other tokens than the chat template of %s; if the template is right, set "
@@ -256,7 +263,9 @@ class KnownReplyParser:
         try:
             said = self._known.parse(ids)
             calls = tuple(_tool_call(call, turn, index) for index, call in enumerate(said.tool_calls))
-            return ParsedReply(content=said.content, reasoning=said.reasoning_content or "", tool_calls=calls)
+            reasoning = said.reasoning_content or ""
+            is_unread = not calls and reads_like_a_call(said.content or reasoning)
+            return ParsedReply(content=said.content, reasoning=reasoning, tool_calls=calls, has_unread_call=is_unread)
         except Exception:  # the package reads ids that no model of its own may have written
             return ParsedReply(content=self._decode(ids), has_unread_call=True)
 

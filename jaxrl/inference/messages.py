@@ -1,6 +1,7 @@
 """Chat messages and tools in the one shape that chat templates are given.
 
-In: messages and tool schemas as OpenAI's API has them. Out: copies with one string as content and JSON objects as arguments. It renders nothing.
+In: messages and tool schemas as OpenAI's API has them. Out: copies with one string as content and JSON objects as arguments. It renders
+nothing.
 """
 
 from __future__ import annotations

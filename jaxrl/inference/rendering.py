@@ -334,12 +334,13 @@ class Renderer:
           The ids of each new message, which of them are its own text, and the ids of the generation prompt.
         """
         # Behind a special token a text may be encoded in another way than at a beginning, where some tokenizers put a space.
-        last_id = None if seen_ids is None else int(seen_ids[-1])
+        last_id = None if seen_ids is None or len(seen_ids) == 0 else int(seen_ids[-1])
         before = "" if last_id is None else self._added_tokens.get(last_id, "")
-        text = before + way.text[way.start :]
-        encoding = self._backend.encode(text, add_special_tokens=False)
+        encoding = self._backend.encode(text := before + way.text[way.start :], add_special_tokens=False)
+        if before and encoding.ids[0] != last_id:  # not every added token is read wherever it stands
+            before = ""
+            encoding = self._backend.encode(text := way.text[way.start :], add_special_tokens=False)
         begins, ends, unit = self._places.of(encoding, text)
-        assert not before or encoding.ids[0] == last_id, "an added token is read as itself"
         token_ids, begins, ends = (np.asarray(one)[bool(before) :] for one in (encoding.ids, begins, ends))
 
         def place(index: int) -> int:

@@ -44,7 +44,8 @@ MEANINGS: dict[str, str] = {
     ERROR_FRAC: "share of rollouts that failed; they have no reward and are in no mean",
     TRUNCATED_FRAC: "share of rollouts that a token or turn limit cut",
     ZERO_SIGNAL_FRAC: "share of the groups with rl credit whose advantages are all exactly 0 and that no other component trains on",
-    PARTIAL_FRAC: "share of groups that were credited without some of their rollouts, which failed, have no reward or were dropped as truncated",
+    PARTIAL_FRAC: "share of groups that were credited without some of their rollouts, which failed, have no reward "
+    "or were dropped as truncated",
     "ledger/<bucket>": "rollouts of the run so far that ended in this bucket, or are `pending`; the buckets add up to `ledger/dispatched`",
     "ledger/dispatched": "rollouts of the run so far that were dispatched",
     "ledger/truncated": "rollouts of the run so far that a token or turn limit cut; each is in its bucket too",
@@ -67,7 +68,8 @@ MEANINGS: dict[str, str] = {
     "trust_region/rl/dropped_high_frac": "share of rl members dropped because their probability rose too far",
     "trust_region/rl/dropped_low_frac": "share of rl members dropped because their probability fell too far",
     "trust_region/ref_kl/dropped_frac": "share of ref_kl members that the trust region drops",
-    CE_NLL_MEAN: "mean negative logprob of ce members at temperature 1, in nats, whatever they weigh: of replies under `sft`, of observations under `echo`",
+    CE_NLL_MEAN: "mean negative logprob of ce members at temperature 1, in nats, whatever they weigh: of replies under `sft`, "
+    "of observations under `echo`",
     REF_LOG_RATIO_MEAN: "mean of reference minus trainer logprob over ref_kl members",
     "entropy/mean": "mean entropy of the tempered policy on tokens of the loss mask, in nats",
     ADVANTAGE_MEAN: "mean over rollouts of their mean advantage",

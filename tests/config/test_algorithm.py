@@ -33,7 +33,8 @@ FULL: dict[str, list[dict[str, Any]]] = {
         | {
             "length_penalty": {"type": "turns"},
             "credit": "rollout",
-            "roles": {role: {"alpha": 0.5} for role in ("system", "user", "assistant")} | {"tool": {"alpha": 2.0, "tool_names": ["a", "b"]}},
+            "roles": {role: {"alpha": 0.5} for role in ("system", "user", "assistant")}
+            | {"tool": {"alpha": 2.0, "tool_names": ["a", "b"]}},
             "filter": {"import_path": "my.filters:keep", "kwargs": {"words": ["x"], "depth": {"n": 1}}},
         },
     ],

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 from collections.abc import Callable
 
+import jax
 import numpy as np
 import pytest
 
@@ -19,18 +20,24 @@ from jaxrl.config.inference import EmbeddedInferenceConfig
 from jaxrl.engine import Engine
 from jaxrl.envs.session import PolicySession
 from jaxrl.inference.endpoint import NO_VERSION, GenerateRequest, Generation
+from jaxrl.inference.rendering import Renderer
 from jaxrl.trainer.loop import split_by_sample
 from jaxrl.trainer.state import TrainState
 from jaxrl.trainer.step import StepPrograms, densify
 from jaxrl.types import Rollout, TrainingSample
 from jaxrl.weights import WeightStore
 from tests.envs.policies import RENDERER, make_rollout
-from tests.trainer.tiny import SPEC, make_batch, make_config, make_programs, make_sample, make_state, take_step, to_host
+from tests.trainer.tiny import SPEC, make_batch, make_config, make_params, make_programs
 
 WINDOW = 256
 TOKENIZED = dataclasses.replace(SPEC, vocab_size=RENDERER.num_ids, max_position_embeddings=WINDOW)
 CONFIG = make_config(row_length=WINDOW)
-TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+FORGETFUL = Renderer(
+    RENDERER.tokenizer,
+    RENDERER.chat_template.replace("message['content']", "(message['content'] if loop.last or message['role'] == 'user' else 'forgotten')"),
+    RENDERER.stop_ids,
+)
+"""Rewrites every earlier reply."""
 
 
 def programs() -> StepPrograms:
@@ -39,11 +46,9 @@ def programs() -> StepPrograms:
 
 @functools.cache
 def versions() -> list[TrainState]:
-    """Return the trainer's state at versions 0 and 1, made by a real step."""
-    state = make_state(programs())
-    before = to_host(state.params)
-    state, _ = take_step(programs(), state, make_batch([make_sample(0, 200, num_prompt=4)], CONFIG))
-    return [programs().init_state(before), state]
+    """Return the trainer's state at versions 0 and 1."""
+    params = make_params(TOKENIZED)
+    return [programs().init_state(tree) for tree in (params, jax.tree.map(lambda leaf: 1.25 * leaf, params))]
 
 
 class Ticking:
@@ -53,7 +58,9 @@ class Ticking:
         self.store = WeightStore(TOKENIZED, "float32")
         for version, state in enumerate(versions()):
             self.store.publish(version, state.params)
-        config = EmbeddedInferenceConfig(num_slots=4, max_model_len=WINDOW, prefill_rows=2, decode_steps_per_tick=1)
+        config = EmbeddedInferenceConfig(
+            num_slots=4, max_model_len=WINDOW, prefill_rows=2, min_prefill_bucket=WINDOW, decode_steps_per_tick=1
+        )
         self.engine = Engine(TOKENIZED, self.store.get(0), config, version=0)
         self.after_tick: Callable[[int], None] = lambda num_ticks: None
         """Called with the ticks that a reply has taken so far."""
@@ -76,13 +83,13 @@ class Ticking:
         self.engine.tick()
 
 
-def talk(pool: Ticking, rollout: Rollout, *, temperature: float = 1.0, max_tokens: int = 6) -> PolicySession:
-    sampling = SamplingConfig(temperature=temperature, max_tokens=max_tokens)
-    return PolicySession(pool, RENDERER, rollout, sampling, run_seed=0, seed_scope="toy", window=WINDOW)
+def talk(pool: Ticking, rollout: Rollout, *, temperature: float = 1.0, renderer: Renderer = RENDERER) -> PolicySession:
+    sampling = SamplingConfig(temperature=temperature, max_tokens=6)
+    return PolicySession(pool, renderer, rollout, sampling, run_seed=0, seed_scope="toy", window=WINDOW)
 
 
-async def ask(session: PolicySession, text: str, **settings: object) -> None:
-    await session.ask([{"role": "user", "content": text}], **settings)  # type: ignore[arg-type]
+async def ask(session: PolicySession, text: str) -> None:
+    await session.ask([{"role": "user", "content": text}])
 
 
 def trained(rollout: Rollout) -> tuple[list[TrainingSample], list[np.ndarray]]:
@@ -121,7 +128,7 @@ def credit(rollout: Rollout) -> Rollout:
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
-def test_turns_branches_and_a_rewritten_history_agree(temperature: float) -> None:
+def test_turns_and_branches_agree(temperature: float) -> None:
     async def play(rollout: Rollout) -> None:
         session = talk(Ticking(), rollout, temperature=temperature)
         await ask(session, "8 + 3")
@@ -129,17 +136,30 @@ def test_turns_branches_and_a_rewritten_history_agree(temperature: float) -> Non
         forks = [session.fork(), session.fork(), session.restart()]
         await asyncio.gather(ask(session, "so?"), *(ask(fork, "8 + 3") for fork in forks))
         await ask(forks[0], "more")
-        await ask(session, "again", tools=[TOOL])
 
     rollout = make_rollout()
     asyncio.run(play(rollout))
     credit(rollout)
     num_sampled = sum(node.num_sampled for node in rollout.nodes)
-    assert rollout.num_turns == 8 and rollout.metrics["forks"] == 1 and len(rollout.samples) == 5
+    assert rollout.num_turns == 7 and len(rollout.samples) == 4
     assert sum(sample.loss_mask.sum() for sample in rollout.samples) == num_sampled, "each sampled token is trained once"
     found = differences(0, rollout)
     assert len(found) == num_sampled and np.abs(found).max() < 1e-5
     assert np.abs(differences_by(versions()[1], 0, rollout)).max() > 1e-3, "versions must differ, or agreement would show nothing"
+
+
+def test_branches_of_a_history_that_the_template_rewrites_agree() -> None:
+    async def play(rollout: Rollout) -> None:
+        session = talk(Ticking(), rollout, renderer=FORGETFUL)
+        for text in ("8 + 3", "and 5", "so?"):
+            await ask(session, text)
+
+    rollout = make_rollout()
+    asyncio.run(play(rollout))
+    credit(rollout)
+    assert rollout.metrics["forks"] == 2 and len(rollout.samples) == 3
+    found = differences(0, rollout)
+    assert len(found) == sum(node.num_sampled for node in rollout.nodes) and np.abs(found).max() < 1e-5
 
 
 def test_after_a_swap_between_turns_each_token_agrees_with_the_version_that_it_carries() -> None:

@@ -82,7 +82,7 @@ def test_a_live_session_holds_the_tokens_of_its_last_turn_and_of_none_before() -
     assert num_alive_states() == before
 
 
-@pytest.mark.parametrize("num_rollouts", [20, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_rollouts", [20, pytest.param(1000, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
 def test_conversations_side_by_side_take_a_bounded_memory_each_and_leave_nothing_behind(num_rollouts: int) -> None:
     asyncio.run(Played(2).play())  # what is made once, such as compiled templates
     gc.collect()

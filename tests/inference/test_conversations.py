@@ -83,7 +83,7 @@ def test_other_words_other_tools_and_another_salt_are_other_conversations() -> N
         {"content": None},
         {},
         {"content": ""},
-        {"content": None, "refusal": None, "annotations": [], "audio": None, "function_call": None, "name": None, "reasoning_content": "hm"},
+        {"content": None, "refusal": None, "annotations": [], "audio": None, "function_call": None, "name": None, "reasoning_content": "x"},
     ],
 )
 @pytest.mark.parametrize("arguments", ['{"a": 3, "b": 4.0}', '{"b":4,"a":3}', '{\n  "b" : 4.0, "a" : 3\n}'])

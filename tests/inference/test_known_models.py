@@ -51,6 +51,7 @@ def qwen3() -> Renderer:
 def test_a_token_that_is_nobodys_belongs_to_the_message_after_it_and_the_last_ones_to_the_reply() -> None:
     assert _ends(np.array([-1, 0, 0, -1, 1, -1, -1]), 2).tolist() == [3, 5]
     assert _ends(np.array([0, 2, 2, 1, -1]), 3).tolist() == [1, 1, 4]  # results of tools in another order, and a message without tokens
+    assert _ends(np.array([2, 0, 1]), 3).tolist() == [0, 0, 3]
     assert _ends(np.array([-1, -1]), 1).tolist() == [0]
     assert _ends(np.array([], np.int64), 2).tolist() == [0, 0]
 
@@ -84,7 +85,7 @@ def test_a_name_that_is_no_model_is_refused_with_those_there_are(name: str) -> N
 
 @needs_package
 def test_a_model_that_the_tokenizer_is_not_of_is_refused() -> None:
-    with pytest.raises(ConfigError, match="`model.renderer`='qwen3.5' does not fit the tokenizer of .*; set it to 'template'"):
+    with pytest.raises(ConfigError, match=r"`model.renderer`='qwen3.5' does not fit the tokenizer of .*; set it to 'template'"):
         load_renderer(str(QWEN3), renderer="qwen3.5")
 
 
@@ -94,7 +95,9 @@ def test_tokens_are_those_of_the_chat_template_and_every_message_has_its_own(qwe
     turn = qwen3.open_turn(None, messages)
     own = Renderer.from_pretrained(QWEN3).open_turn(None, messages)
     assert turn.prompt_ids.tolist() == own.prompt_ids.tolist()
-    assert [span.tolist() for span in turn.spans] == [span.tolist() for span in own.spans]
+    texts = [f"<|im_start|>{message['role']}\n{message['content']}<|im_end|>\n" for message in messages]
+    assert [qwen3.decode(span) for span in turn.spans] == texts
+    assert qwen3.decode(turn.generation_prompt) == "<|im_start|>assistant\n"
     assert bodies(qwen3, turn) == ["Be short.", "8 + 3 = 😀 日本", "11<|im_end|>", "<b>"]  # of an assistant, all that it would sample
     assert turn.text == own.text == qwen3.prompt_text(messages)
     check_pieces(turn, np.zeros(0, np.int32))
@@ -120,8 +123,8 @@ def test_within_a_cycle_of_tools_the_sampled_tokens_stay_thinking_included(qwen3
     assert [message["role"] for message in second.span_messages] == ["tool", "tool"]
     assert bodies(qwen3, second) == ["11", "12"]
     # Parallel results stand in one turn of the user.
-    suffix = "\n<|im_start|>user\n<tool_response>\n11\n</tool_response>\n<tool_response>\n12\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
-    assert second.text == first.text + f"<think>\nadd\n</think>\n\n{CALL}<|im_end|>" + suffix
+    results = "<|im_start|>user\n<tool_response>\n11\n</tool_response>\n<tool_response>\n12\n</tool_response><|im_end|>\n"
+    assert second.text == f"{first.text}<think>\nadd\n</think>\n\n{CALL}<|im_end|>\n{results}<|im_start|>assistant\n"
 
 
 @needs_package

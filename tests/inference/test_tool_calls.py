@@ -134,6 +134,7 @@ def test_a_call_that_the_thinking_never_left_is_counted_as_unread() -> None:
     lost = read(f"<think>now <tool_call>{ADD}</tool_call>")
     assert lost.tool_calls == () and lost.has_unread_call
     assert not read(f"<think>maybe <tool_call>{ADD}</tool_call></think>11").has_unread_call
+    assert not read(f"<tool_call>{ADD}</tool_call> [TOOL_CALLS]").has_unread_call  # another one was read, and is answered
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxrl.config.algorithm import CoefficientsConfig, GRPOConfig, OPDConfig, OPSDConfig, SFTConfig
+from jaxrl.config.algorithm import CoefficientsConfig, EchoConfig, GRPOConfig, OPDConfig, OPSDConfig, SFTConfig
 from jaxrl.config.env import ReverseTextEnvConfig, SamplingConfig
 from jaxrl.config.inference import EmbeddedInferenceConfig
 from jaxrl.config.model import FrozenModelConfig, PolicyModelConfig
@@ -164,3 +164,16 @@ async def test_a_config_without_an_algorithm_names_the_file_where_a_line_is_miss
     monkeypatch.delitem(algorithms.ALGORITHM_CLASSES, "grpo")
     with pytest.raises(ConfigError, match=r"'grpo' has a config class .GRPOConfig., but no line .* jaxrl/orchestrator/algo/__init__.py"):
         await probed(GRPOConfig())
+
+
+@pytest.mark.parametrize("truncated", ["train", "mask", "drop"])
+def test_what_becomes_of_truncated_rollouts_is_the_environments_own_setting(truncated: Any) -> None:
+    envs = built(config_of(ReverseTextEnvConfig(truncated=truncated), ReverseTextEnvConfig(name="other")))
+    assert [env.truncated for env in envs] == [truncated, "train"]
+
+
+@pytest.mark.filterwarnings("ignore:.* learns from what an environment says")
+async def test_a_filter_that_cannot_be_imported_is_found_before_the_policy_is_loaded() -> None:
+    missing = EchoConfig.model_validate({"filter": {"import_path": "no_such_module:keep"}})
+    with pytest.raises(ConfigError, match=r"`algo.filter.import_path`='no_such_module:keep' cannot be imported: ModuleNotFoundError"):
+        await probed(missing)

@@ -1,7 +1,10 @@
 """`jaxrl.launch.preflight`: what a run needs of its chat template, and the runs that end there."""
 
+import hashlib
+import json
 from pathlib import Path
 
+import jax
 import pytest
 
 from jaxrl.config.env import FeedbackEnvConfig, ReverseTextEnvConfig, ToolsEnvConfig
@@ -12,7 +15,7 @@ from jaxrl.config.trainer import TrainerConfig
 from jaxrl.envs.build import build_environment
 from jaxrl.errors import ConfigError
 from jaxrl.inference.preflight import Needs
-from jaxrl.launch import launch
+from jaxrl.launch import launch, training
 from jaxrl.launch.preflight import check_template, template_needs
 from tests.doctor.patients import ModelDir
 from tests.e2e.runs import small_run
@@ -56,3 +59,21 @@ def test_a_run_ends_before_there_is_a_device_or_a_folder(tmp_path: Path, monkeyp
     with pytest.raises(ConfigError, match="a prompt asks for a reply twice"):
         launch(small_run(tmp_path / "run", model_dir.override), devices=[])
     assert not (tmp_path / "run").exists()
+
+
+def test_a_remark_is_one_line_of_the_log_and_the_hash_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model_dir = ModelDir(tmp_path)
+    model_dir.edit_template(before="{{- strftime_now('%d %b %Y') -}}")
+
+    def end_here(*_: object) -> None:
+        raise ConfigError("far enough")
+
+    monkeypatch.setattr(training, "array_arm", end_here)
+    with pytest.raises(ConfigError, match="far enough"):
+        launch(small_run(tmp_path / "run", model_dir.override), devices=jax.devices()[:1])
+    records = [json.loads(line) for line in (tmp_path / "run" / "logs" / "run.jsonl").read_text().splitlines()]
+    (remark,) = [record for record in records if "template" in record["message"] and record["level"] == "warning"]
+    assert remark["message"].startswith("the chat template writes today's date")
+    template = (model_dir.path / "chat_template.jinja").read_text()
+    environment = json.loads((tmp_path / "run" / "environment.json").read_text())
+    assert environment["chat_template_sha256"] == hashlib.sha256(template.encode()).hexdigest()

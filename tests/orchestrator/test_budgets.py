@@ -153,3 +153,5 @@ def test_the_advice_is_about_what_took_the_rollouts_and_nothing_else():
     failed = _spent((_failed(), Bucket.ERRORED), (make_rollout(), Bucket.OVERLONG_DROPPED))
     assert "at boundary 'grader': ZeroDivisionError: by zero" in failed and "trainer.row_length" in failed
     assert "Equal rewards" not in failed and "enforce" not in failed
+    cut = _spent((make_rollout(), "filtered/truncated"))
+    assert "set its `truncated` = 'train'" in cut and "enforce" not in cut

@@ -38,14 +38,14 @@ async def credited(truncated, algorithm=None, **settings):
 
 
 async def test_train_treats_it_like_any_other():
-    members, kept, (rewards, costs), metrics = await credited("train")
+    members, kept, (rewards, _), metrics = await credited("train")
     assert kept == members and [r.mean_advantage() for r in members] == [-0.5, 0.5, -0.5, 0.5]
     assert rewards == [0.0, 1.0, 0.0, 1.0]
     assert "filters/truncated/frac" not in metrics
 
 
 async def test_mask_counts_it_in_the_baseline_and_trains_none_of_its_tokens():
-    members, kept, (rewards, costs), metrics = await credited("mask")
+    members, kept, (rewards, _), metrics = await credited("mask")
     assert [r.member for r in kept] == [0, 3]
     assert [r.mean_advantage() for r in kept] == [-0.5, 0.5], "the mean is that of all four, 0.5"
     for rollout in (members[member] for member in CUT):

@@ -101,7 +101,7 @@ class AgentEnvironment:
             await talk.close()
             await asyncio.wait({agent}, timeout=CLEAN_UP_S)
             agent.add_done_callback(lambda task: task.cancelled() or task.exception())  # asyncio logs an exception that nobody looked at
-        if False:
+        if talk.failure is not None:
             raise talk.failure
         return self._outcome(talk, agent)
 

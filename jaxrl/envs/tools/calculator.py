@@ -36,14 +36,14 @@ _OPERATIONS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction | 
 }
 
 
-def calculator() -> Tool:
-    """Return the calculator as a tool."""
+def calculator(name: str = "calculator", argument: str = "expression") -> Tool:
+    """Return the calculator as a tool of this name, with one argument of that."""
 
     async def call(arguments: dict[str, Any]) -> str:
-        return calculate(arguments["expression"])
+        return calculate(arguments[argument])
 
-    parameters = {"type": "object", "properties": {"expression": {"type": "string"}}, "required": ["expression"]}
-    return Tool("calculator", call, "Evaluates an arithmetic expression.", parameters, deadline_s=None)
+    parameters = {"type": "object", "properties": {argument: {"type": "string"}}, "required": [argument]}
+    return Tool(name, call, "Evaluates an arithmetic expression.", parameters, deadline_s=None)
 
 
 def calculate(expression: str) -> str:

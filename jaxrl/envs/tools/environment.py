@@ -140,7 +140,7 @@ def tool_environment(config: ToolsEnvConfig) -> ToolEnvironment:
       ConfigError: the questions cannot be made, or the function of a tool cannot be used.
     """
     name, questions = env_name(config), gym_questions(config)
-    tools = [calculator()] if config.calculator else []
+    tools = [calculator(config.calculator_name, config.calculator_argument)] if config.calculator else []
     tools += [python_tool(tool, f"env {name!r}") for tool in config.python]
     toolbox = Toolbox(f"env {name!r}", tools, max_result_chars=config.max_result_chars, on_failure=config.on_failure)
     return ToolEnvironment(
@@ -167,4 +167,6 @@ def _demonstration(config: ToolsEnvConfig, questions: GymQuestions, spec: TaskSp
         is_help = calculate(expression) == answer.strip()
     except ToolError:
         is_help = False
-    return [call_text(config.demonstration_format, "calculator", {"expression": expression}), answer] if is_help else answer
+    if not is_help:
+        return answer
+    return [call_text(config.demonstration_format, config.calculator_name, {config.calculator_argument: expression}), answer]

@@ -32,10 +32,11 @@ def described(import_path: str) -> dict[str, Any]:
     if not callable(function):
         raise TypeError(f"{name!r} is no function, it is a {type(function).__name__}")
     paragraph = (inspect.getdoc(function) or "").partition("\n\n")[0]
-    return {"description": " ".join(paragraph.split()), "parameters": _schema_of(function)}
+    return {"description": " ".join(paragraph.split()), "parameters": schema_of(function)}
 
 
-def _schema_of(function: Callable[..., Any]) -> dict[str, Any]:
+def schema_of(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the JSON schema of the arguments that a function takes by name."""
     properties: dict[str, Any] = {}
     required: list[str] = []
     schema: dict[str, Any] = {"type": "object", "properties": properties, "required": required}

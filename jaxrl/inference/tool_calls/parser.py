@@ -24,6 +24,11 @@ _CALL_LIKE = re.compile(
 """What a call looks like, in any format that is known to be in use."""
 
 
+def reads_like_a_call(text: str) -> bool:
+    """Say whether there is something in a text that a call in some format looks like."""
+    return _CALL_LIKE.search(text) is not None
+
+
 class CallParser:
     """Reads the replies of one model. Only sampled ids are read, so what a user quotes is nobody's call.
 
@@ -72,7 +77,7 @@ class CallParser:
             content=content,
             reasoning="\n".join(filter(None, thought)),
             tool_calls=tuple(self._numbered(call, turn, index) for index, call in enumerate(calls)),
-            has_unread_call=not calls and bool(_CALL_LIKE.search(content or "\n".join(thought))),
+            has_unread_call=not calls and reads_like_a_call(content or "\n".join(thought)),
         )
 
     def _begins_inside(self, reply: TaggedText) -> bool:

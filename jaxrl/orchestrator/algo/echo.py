@@ -1,18 +1,15 @@
 """ECHO: grpo on what the policy wrote, cross-entropy on what the environment said to it, by role.
 
 In: a rollout on arrival, the survivors of its group. Out: `ce_weights` on observations, and grpo's credit. An observation is what
-the environment said after the policy's first reply: the tokens of the nodes that were not sampled and follow a sampled one. It
+the environment said after the policy's first reply: the tokens of the nodes that were not sampled and follow one that was. It
 trains no prompt, no token of the policy and, where it is known which tokens are template text, none of those.
 """
 
 from __future__ import annotations
 
-import importlib
 import logging
 import math
-import os
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -21,6 +18,7 @@ import numpy as np
 from jaxrl.batching import trainable_branches
 from jaxrl.config.algorithm import EchoConfig, LossType, RoleConfig, ToolRoleConfig
 from jaxrl.envs.hooks import called
+from jaxrl.envs.imported import imported
 from jaxrl.errors import ConfigError, SampleError
 from jaxrl.orchestrator.algo.base import Algorithm, AlgorithmContext
 from jaxrl.orchestrator.algo.group_credit import credit_by_group_mean
@@ -47,7 +45,8 @@ class Echo(Algorithm):
                 f"{where}: `algo.type`='echo' learns from the tokens of the environment's messages, and nobody makes any: the run has no "
                 "renderer; give it a model with a tokenizer, or use 'grpo'"
             )
-        self._filter = None if config.filter is None else _imported(config.filter.import_path, where)
+        keep = config.filter
+        self._filter = keep and imported(keep.import_path, f"{where}: `algo.filter.import_path`={keep.import_path!r}")
         self._has_seen_whole_span = False
 
     async def score_rollout(self, rollout: Rollout) -> None:
@@ -108,32 +107,17 @@ class Echo(Algorithm):
 
 
 def _observations(rollout: Rollout, branch: Branch) -> Iterator[tuple[int, int]]:
-    """Yield the nodes of a branch that nobody sampled and that follow a sampled one: index, and offset in the branch.
+    """Yield the nodes of a branch that nobody sampled and that follow a reply of the policy: index, and offset in the branch.
 
-    A message that is told again, because a history was written anew, is learned from where it was first said.
+    Where a history was written anew, what is told again is learned from where it was first said, and a reply is among it.
     """
     has_reply, start = False, 0
     for index in branch.path:
         node = rollout.nodes[index]
         if has_reply and not node.sampled and not node.is_retold:
             yield index, start
-        has_reply = has_reply or node.sampled
+        has_reply = has_reply or node.sampled or node.is_retold
         start += len(node.token_ids)
-
-
-def _imported(import_path: str, where: str) -> Callable[..., Any]:
-    """Return the function of an import path, looked for where the run was started, too."""
-    where = f"{where}: `algo.filter.import_path`={import_path!r}"
-    module, _, name = import_path.partition(":")
-    if os.getcwd() not in sys.path and "" not in sys.path:
-        sys.path.append(os.getcwd())
-    try:
-        function = getattr(importlib.import_module(module), name)
-    except (Exception, SystemExit) as error:
-        raise ConfigError(f"{where} cannot be imported: {type(error).__name__}: {error}; write 'package.module:function'") from error
-    if not callable(function):
-        raise ConfigError(f"{where} is no function, but {type(function).__name__!r}; name one that is called with a rollout")
-    return function
 
 
 def _checked_masks(masks: Any, lengths: Sequence[int], where: str) -> list[np.ndarray]:

@@ -120,6 +120,10 @@ def by_turn(replies: Sequence[Sequence[int]]) -> Callable[[GenerateRequest], Seq
     return script
 
 
+def turns_of(one: Served, history: str) -> float:
+    return one.told(f'jaxrl_server_chat_turns_total{{history="{history}"}}')
+
+
 def client_of(one: Served) -> openai.OpenAI:
     return openai.OpenAI(base_url=one.url, api_key="none", max_retries=0, timeout=30)
 
@@ -145,7 +149,7 @@ def test_an_agent_that_speaks_openai_plays_five_turns_in_the_very_tokens_that_we
     assert episode.turns == scripted.endpoint.sampled, "what was told is what was sampled"
     assert [ids for _, ids in episode.turns] == REPLIES
     between = [
-        '\n<|im_start|>tool\n7<|im_end|>\n<|im_start|>tool\n11<|im_end|>\n<|im_start|>assistant\n',
+        "\n<|im_start|>tool\n7<|im_end|>\n<|im_start|>tool\n11<|im_end|>\n<|im_start|>assistant\n",
         "\n<|im_start|>user\nAgain.<|im_end|>\n<|im_start|>assistant\n",
         "<|im_end|>\n<|im_start|>user\nAnd together?<|im_end|>\n<|im_start|>assistant\n",
         "\n<|im_start|>tool\n18<|im_end|>\n<|im_start|>assistant\n",
@@ -154,8 +158,8 @@ def test_an_agent_that_speaks_openai_plays_five_turns_in_the_very_tokens_that_we
         assert following[: len(prompt) + len(ids)] == prompt + ids
         assert following[len(prompt) + len(ids) :] == RENDERER.encode(suffix, add_special_tokens=False).tolist()
     assert REPLIES[0] != RENDERER.encode(RENDERER.decode(REPLIES[0]), add_special_tokens=False).tolist(), "no tokenizer would write this"
-    turns = {what: scripted.told(f'jaxrl_server_chat_turns_total{{history="{what}"}}') for what in ("opened", "continued", "forked", "unknown")}
-    assert turns == {"opened": 1, "continued": 4, "forked": 0, "unknown": 0}
+    turns = [turns_of(scripted, what) for what in ("opened", "continued", "forked", "unknown")]
+    assert turns == [1, 4, 0, 0]
     assert scripted.told("jaxrl_server_conversations") == scripted.told("jaxrl_server_conversations_remembered_total") == 5
 
 
@@ -252,7 +256,7 @@ def test_parallel_episodes_of_one_conversation_stay_in_their_own_tokens() -> Non
 
         with ThreadPoolExecutor(8) as pool:
             episodes = list(pool.map(play, range(8)))
-        assert one.told('jaxrl_server_chat_turns_total{history="continued"}') == 16
+        assert turns_of(one, "continued") == 16
     for episode in episodes:
         for (prompt, ids), (following, _) in zip(episode.turns, episode.turns[1:], strict=False):
             assert following[: len(prompt) + len(ids)] == prompt + ids
@@ -267,7 +271,7 @@ def test_a_template_that_drops_thinking_forks_unless_history_is_kept(history: st
         episode.ask()
         episode.messages.append({"role": "user", "content": "Sure?"})
         episode.ask()
-        assert one.told(f'jaxrl_server_chat_turns_total{{history="{what}"}}') == 1
+        assert turns_of(one, what) == 1
     (prompt, ids), (following, _) = episode.turns
     assert (following[: len(prompt) + len(ids)] == prompt + ids) is (history == "keep")
     assert ("hm" in renderer.decode(following)) is (history == "keep")
@@ -283,13 +287,13 @@ def test_what_is_not_remembered_is_rendered_anew(scripted: Served) -> None:
     (prompt, ids), (following, _) = episode.turns
     assert following[: len(prompt)] == prompt and following[: len(prompt) + len(ids)] != prompt + ids
     assert following == RENDERER.encode(RENDERER.decode(following), add_special_tokens=False).tolist()
-    assert scripted.told('jaxrl_server_chat_turns_total{history="unknown"}') == 1
+    assert turns_of(scripted, "unknown") == 1
     with served(RENDERER, by_turn(REPLIES), max_conversations=0) as forgetful, client_of(forgetful) as client:
         episode = Episode(client, is_stream=False)
         episode.ask()
         episode.answer("7", "11")
         episode.ask()
-        assert forgetful.told('jaxrl_server_chat_turns_total{history="unknown"}') == 1
+        assert turns_of(forgetful, "unknown") == 1
         assert forgetful.told("jaxrl_server_conversations") == 0
 
 
@@ -315,9 +319,9 @@ def test_tools_beyond_the_body_and_beyond_the_window_are_refused() -> None:
         return {"type": "function", "function": {"name": "f", "description": "x" * size, "x_unknown": {"a": None}}}
 
     def nested(depth: int) -> str:
-        return '{"model": "tiny", "messages": [{"role": "user", "content": "x"}], "tools": [{"type": "function", "function": {"name": "f",' + (
-            '"parameters": {"a": ' + "[" * depth + "]" * depth + "}}}]}"
-        )
+        parameters = '{"a": ' + "[" * depth + "]" * depth + "}"
+        told = '{"type": "function", "function": {"name": "f", "parameters": ' + parameters + "}}"
+        return '{"model": "tiny", "messages": [{"role": "user", "content": "x"}], "tools": [' + told + "]}"
 
     with served(RENDERER, by_turn(REPLIES), max_body_bytes=200_000) as one, client_of(one) as client:
 

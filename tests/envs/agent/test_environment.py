@@ -308,6 +308,7 @@ async def test_an_agent_that_hangs_ends_at_the_deadline_and_a_thread_that_goes_o
 
     go_on = threading.Event()
     late: list[Any] = []
+    over = threading.Event()
 
     def blocking(spec: dict[str, Any], base_url: str, api_key: str) -> float:
         go_on.wait(30)
@@ -316,6 +317,9 @@ async def test_an_agent_that_hangs_ends_at_the_deadline_and_a_thread_that_goes_o
                 api.chat.completions.create(model="m", messages=[user("q")])  # type: ignore[list-item]
             except openai.AuthenticationError as error:
                 late.append(error.body)
+            with pytest.raises(openai.AuthenticationError):
+                api.models.list()
+        over.set()
         return 1.0
 
     endpoint = telling("A")
@@ -323,7 +327,7 @@ async def test_an_agent_that_hangs_ends_at_the_deadline_and_a_thread_that_goes_o
         rollout = await play(agent, endpoint, deadline_s=0.2)
         assert rollout.failure is not None and rollout.failure.boundary == "timeout"
     go_on.set()
-    await until(lambda: bool(late))
+    await until(over.is_set)
     assert late[0]["code"] == "invalid_api_key" and endpoint.requests == []
 
 
@@ -413,20 +417,20 @@ async def test_each_limit_of_a_budget_has_its_name(play: Play, budget: dict[str,
 
 
 async def test_a_conversation_that_is_too_long_is_told_so_and_fails_the_rollout_only_if_the_agent_does_not_mend_it(play: Play) -> None:
-    async def agent(spec: dict[str, Any], base_url: str, api_key: str, *, is_compacting: bool) -> float:
+    async def agent(spec: dict[str, Any], base_url: str, api_key: str, *, is_compacting: bool, error: Exception | None = None) -> float:
         async with client(base_url, api_key) as api:
             chat = [user("q")]
             await ask(api, chat)
             chat.append(user("x " * 100))
             try:
                 await ask(api, chat)
-            except openai.BadRequestError as error:
-                assert error.code == "context_length_exceeded"
+            except openai.BadRequestError as refused:
+                assert refused.code == "context_length_exceeded"
                 if not is_compacting:
                     raise
                 await ask(api, [user("short")])
-                if spec.get("crash"):
-                    raise ValueError("another matter") from error
+                if error is not None:
+                    raise error from refused
         return 1.0
 
     rollout = await play(functools.partial(agent, is_compacting=True), telling("A", b0_0="B"), window=60)
@@ -434,6 +438,9 @@ async def test_a_conversation_that_is_too_long_is_told_so_and_fails_the_rollout_
     rollout = await play(functools.partial(agent, is_compacting=False), telling("A"), window=60)
     assert rollout.failure is not None and (rollout.failure.boundary, rollout.failure.type) == ("policy", "PromptTooLongError")
     assert (rollout.stop_reason, rollout.is_truncated) == ("prompt_too_long", True)
+    later = functools.partial(agent, is_compacting=True, error=ValueError("another matter"))
+    rollout = await play(later, telling("A", b0_0="B"), window=60)
+    assert rollout.failure is not None and (rollout.failure.boundary, rollout.failure.type) == ("env", "ValueError")
 
 
 async def test_a_flood_of_requests_is_held_back_and_harms_nobody_else(play: Play) -> None:

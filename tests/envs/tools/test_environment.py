@@ -234,6 +234,14 @@ async def test_a_demonstration_calls_the_calculator_and_gives_the_answer() -> No
     assert rollout.reward == 1.0 and [node.role for node in rollout.nodes] == ["system", "user", "assistant", "tool", "assistant"]
 
 
+async def test_a_model_may_know_the_calculator_by_another_name() -> None:
+    env = tool_environment(configured(calculator_name="calc", calculator_argument="expr", demonstration_format="hermes"))
+    spec = env.tasks()[0]
+    call, answer = env.demonstration(spec) or ()
+    assert call.startswith('<tool_call>\n{"name": "calc", "arguments": {"expr": "') and (await played(env, call, answer)).reward == 1.0
+    assert counts(await played(env, called("8 + 3"), answer)) == {"calls": 1, "unknown": 1}
+
+
 def test_a_demonstration_is_the_answer_alone_where_the_calculator_is_no_help() -> None:
     weather = {"name": "weather", "import_path": f"{FUNCTIONS}:weather"}
     with contextlib.closing(tool_environment(configured(calculator=False, python=[weather]))) as env:
@@ -272,6 +280,7 @@ def test_its_questions_are_kept_apart_from_those_of_other_environments() -> None
     [
         ({"calculator": False}, "leave nothing to call"),
         ({"python": [{"name": "calculator", "import_path": "a:b"}]}, "two tools have the name 'calculator'"),
+        ({"calculator_name": "a b"}, "calculator_name"),
         ({"python": [{"name": "no good", "import_path": "a:b"}]}, "name"),
         ({"reward": {"type": "math_verify"}, "scorer": "dataset"}, "takes the place of `scorer`"),
     ],

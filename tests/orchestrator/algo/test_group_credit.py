@@ -77,6 +77,6 @@ def test_a_turn_that_branches_share_has_its_credit_once_and_an_empty_turn_is_a_t
     assert [sample.token_ids.tolist() for sample in rollout.samples] == [[1, 2, 3, 40, 4, 5], [1, 2, 3, 6, 7]]
     spread = spread_turns(rollout, np.array([10.0, 20.0, 30.0, 40.0]))
     assert spread.dtype == np.float32
-    assert spread.tolist() == [0, 0, 10, 0, 0, 30] + [0, 0, 0, 0, 40]
+    assert spread.tolist() == [*[0, 0, 10, 0, 0, 30], *[0, 0, 0, 0, 40]]
     rollout.assign_advantages(spread)
     assert [sample.advantages.tolist() for sample in rollout.samples] == [[0, 0, 10, 0, 0, 30], [0, 0, 0, 0, 40]]
