@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from jaxrl.envs.base import Outcome, Session, TaskSpec
+from jaxrl.envs.base import Demonstration, Outcome, Session, TaskSpec
 from jaxrl.inference.endpoint import EndpointHealth, FinishReason, GenerateRequest, Generation
 from jaxrl.types import Rollout, StepReport, TrainBatch
 
@@ -172,7 +172,7 @@ class ToyEnv:
         num_turns: int = 1,
         reward: Callable[[str], float | None] = share_of_even_letters,
         before_play: Callable[[TaskSpec], Any] | None = None,
-        demonstration: Callable[[TaskSpec], str | None] = lambda spec: None,
+        demonstration: Callable[[TaskSpec], Demonstration | None] = lambda spec: None,
     ) -> None:
         self.name = name
         self.demonstration = demonstration

@@ -129,8 +129,9 @@ def demonstrated_turns(demonstration: Demonstration | None) -> tuple[str, ...] |
       (('11',), ('add 8 and 3', '11'), None, None)
     """
     turns = (demonstration,) if isinstance(demonstration, str) else demonstration
-    is_list = isinstance(turns, Sequence) and len(turns) > 0 and all(isinstance(turn, str) for turn in turns)
-    return tuple(turns) if is_list else None
+    if isinstance(turns, Sequence) and len(turns) > 0 and all(isinstance(turn, str) for turn in turns):
+        return tuple(turns)
+    return None
 
 
 def checked_tasks(name: str, tasks: Sequence[TaskSpec]) -> list[TaskSpec]:

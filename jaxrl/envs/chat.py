@@ -94,7 +94,7 @@ class ChatEnvironment:
         """Say whether the conversation is over after `episode.last`; a text is the stop reason."""
         return False
 
-    def score(self, episode: Episode) -> float | None | Awaitable[float | None]:
+    def score(self, episode: Episode) -> float | Awaitable[float | None] | None:
         """Return the reward of a conversation that has ended, however it did; None if it cannot be scored.
 
         By default the sum of `episode.turn_rewards`.

@@ -49,8 +49,9 @@ def python_environment(config: PythonEnvConfig) -> Environment:
             f"{where} returned a {type(environment).__name__}, which is no environment: it has no method `{missing[0]}`; derive it from "
             "`jaxrl.envs.chat.ChatEnvironment`, or see `jaxrl.envs.base.Environment`"
         )
-    if getattr(environment, "name", None) != name:
-        raise ConfigError(f"{where} returned an environment called {getattr(environment, 'name', None)!r}; call it what it is told, {name!r}")
+    called = getattr(environment, "name", None)
+    if called != name:
+        raise ConfigError(f"{where} returned an environment called {called!r}; call it what it is told, {name!r}")
     try:
         checked_tasks(name, environment.tasks())
     except ConfigError:

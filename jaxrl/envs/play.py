@@ -113,7 +113,7 @@ def _turn_rewards(outcome: Outcome, rollout: Rollout) -> list[float] | None:
         )
     if len(rewards) != rollout.num_turns:
         raise GraderError(
-            f"env {rollout.env_name!r}: `turn_rewards` needs one reward for each of the {rollout.num_turns} replies of the policy (those of "
-            f"other conversations of the rollout included), got {len(rewards)}"
+            f"env {rollout.env_name!r}: `turn_rewards` needs one reward for each of the {rollout.num_turns} replies of the policy (those "
+            f"of other conversations of the rollout included), got {len(rewards)}"
         )
     return [reward for reward in rewards if reward is not None]

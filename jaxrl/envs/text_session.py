@@ -77,8 +77,8 @@ class Demonstrator:
         if turn >= len(turns):
             held = "1 reply" if len(turns) == 1 else f"{len(turns)} replies"
             raise EnvError(
-                f"{where}: asked for turn {turn + 1}, but the task's demonstration has {held}; have `demonstration` return a list with a text for "
-                "each turn, or use a frozen model as `sampling.source`"
+                f"{where}: asked for turn {turn + 1}, but the task's demonstration has {held}; have `demonstration` return a list with "
+                "a text for each turn, or use a frozen model as `sampling.source`"
             )
         return ChatReply(turns[turn], is_stopped=True)
 
@@ -108,9 +108,9 @@ class ForeignModel:
         rollout = self._rollout
         if prompt.tools:
             raise EnvError(
-                f"env {rollout.env_name!r}: the environment offers tools, and the model that writes the replies has another vocabulary than "
-                "the policy: how it would call a tool is not how the policy does; use a `sampling.source` with the policy's tokenizer, "
-                "or demonstrations"
+                f"env {rollout.env_name!r}: the environment offers tools, and the model that writes the replies has another vocabulary "
+                "than the policy: how it would call a tool is not how the policy does; use a `sampling.source` with the policy's "
+                "tokenizer, or demonstrations"
             )
         sampling = token_sampling(self._sampling, rollout, prompt, run_seed=self._run_seed, seed_scope=rollout.env_name)
         return await self._pool.chat(ChatRequest(request_name(rollout, prompt), prompt.rendered.messages, sampling))

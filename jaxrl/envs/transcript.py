@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -128,9 +129,7 @@ class Transcript:
 
     def restart(self) -> Transcript:
         """Return a conversation of the same rollout in which nothing was said yet."""
-        other = Transcript(
-            self._renderer, self.rollout, window=self._window, writer=self._writer, stop=self._stop, history=self._history
-        )
+        other = Transcript(self._renderer, self.rollout, window=self._window, writer=self._writer, stop=self._stop, history=self._history)
         other._line = (*self._line, self._num_begun)
         self._num_begun += 1
         return other
@@ -179,7 +178,7 @@ class Transcript:
             num_tokens=len(written.token_ids),
             content=self._shown(said.content),
             reasoning=said.reasoning,
-            tool_calls=said.tool_calls,
+            tool_calls=copy.deepcopy(said.tool_calls),  # a tool may change its arguments, and history may be told again
             num_prompt_tokens=len(prompt.rendered.prompt_ids),
             has_unread_call=said.has_unread_call,
         )

@@ -15,7 +15,6 @@ from jaxrl.errors import EnvError
 from jaxrl.inference.attribution import unused_mark
 from jaxrl.inference.chat_template import PROBE, ChatTemplate
 from jaxrl.inference.messages import Messages, Tools, told_apart
-from jaxrl.inference.replies import ParsedReply
 from jaxrl.inference.turns import RenderState
 
 
@@ -102,10 +101,9 @@ def _end_of_seen(template: ChatTemplate, prior: RenderState, text: str) -> int |
     if prior.template_text is None:
         return None
     reply = prior.messages[-1]["content"]
-    at = len(prior.template_text)
-    if text.startswith(prior.template_text) and text.startswith(reply, at):
-        return _after_stop(template, text, at + len(reply), prior.stop_text)
-    seen = prior.template_text.rstrip()
+    if text.startswith(prior.template_text + reply):
+        return _after_stop(template, text, len(prior.template_text) + len(reply), prior.stop_text)
+    seen = prior.template_text if text.startswith(prior.template_text) else prior.template_text.rstrip()
     if not text.startswith(seen):
         return None
     at = len(seen)
@@ -139,17 +137,28 @@ def _told_apart(template: ChatTemplate, prior: RenderState, new: Messages, tools
         text = template.render((*told, *new), tools, add_generation_prompt=True)
     except EnvError:
         return
-    if not (closed.startswith(asked) and text.startswith(closed) and _says(closed[len(asked) :], prior.reply)):
+    if not (closed.startswith(asked) and text.startswith(closed) and _writes_all(template, told, tools)):
         return
     start = _after_stop(template, text, _end_of_reply(template, closed, stops), prior.stop_text)
     yield Way((*told, *new), tools, len(told), text, start, is_as_rendered=False)
 
 
-def _says(written: str, reply: ParsedReply) -> bool:
-    """Say whether a template wrote the thinking, the text and the calls of a reply, or dropped some of them."""
-    written = "".join(written.split())
-    parts = (reply.reasoning, reply.content, *(call.name for call in reply.tool_calls))
-    return all("".join(part.split()) in written for part in parts)
+def _writes_all(template: ChatTemplate, told: Messages, tools: Tools) -> bool:
+    """Say whether a template writes the thinking, the text and the calls of the last reply, or drops some of them."""
+    *before, reply = told
+    mark = unused_mark(str(told), str(tools))
+    marked = {**reply, **{part: f"{mark}{part}" for part in ("reasoning_content", "content") if reply.get(part)}}
+    calls = reply.get("tool_calls", ())
+    if calls:
+        marked["tool_calls"] = [
+            {**call, "function": {**call["function"], "name": f"{mark}{index}z"}} for index, call in enumerate(calls)
+        ]
+    try:
+        text = template.render((*before, marked), tools, add_generation_prompt=False)
+    except EnvError:
+        return False
+    parts = [marked[part] for part in ("reasoning_content", "content") if reply.get(part)]
+    return all(part in text for part in (*parts, *(f"{mark}{index}z" for index in range(len(calls)))))
 
 
 def _beside(template: ChatTemplate, prior: RenderState, new: Messages, tools: Tools, stops: Sequence[str]) -> Iterator[Way]:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _INSTALL = "pip install 'jaxrl[renderers]'"
 _NOT_A_MODEL = frozenset({"auto", "default", "custom"})
 """Names of the package's registry that stand for no model."""
-_PROBE: Messages = ({"role": "system", "content": "Be short."}, {"role": "user", "content": "hello"})
+_PROBE: Messages = ({"role": "user", "content": "hello"},)
 _WHY = {
     "invalid_json": "the arguments are no JSON",
     "unclosed_block": "the call is not closed",
@@ -75,7 +75,7 @@ def load_renderer(model_name: str, *, renderer: str = "auto", tool_format: ToolF
         return own
     if not np.array_equal(known.message_ids(_PROBE, ()), own.message_ids(_PROBE)):
         _log.warning(
-            "the renderer %r writes a plain conversation in other tokens than the chat template of %s; if the template is right, set "
+            "the renderer %r writes a plain question in other tokens than the chat template of %s; if the template is right, set "
             "`model.renderer`='template'",
             registered,
             model_name,
@@ -263,7 +263,7 @@ class KnownReplyParser:
         try:
             said = self._known.parse(ids)
             calls = tuple(_tool_call(call, turn, index) for index, call in enumerate(said.tool_calls))
-            reasoning = said.reasoning_content or ""
+            reasoning = (said.reasoning_content or "").strip()
             is_unread = not calls and reads_like_a_call(said.content or reasoning)
             return ParsedReply(content=said.content, reasoning=reasoning, tool_calls=calls, has_unread_call=is_unread)
         except Exception:  # the package reads ids that no model of its own may have written

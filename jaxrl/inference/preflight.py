@@ -75,9 +75,6 @@ def preflight(renderer: Renderer, needs: Needs | None = None) -> Preflight:
       renderer: the run's.
       needs: what the run asks of the template; None is questions of one turn.
 
-    Raises:
-      EnvError: not even a question can be rendered.
-
     Example:
       >>> found = preflight(Renderer.from_pretrained("tests/golden/tokenizer"))
       >>> found.problems, found.asks, found.continued[:2]
@@ -87,16 +84,8 @@ def preflight(renderer: Renderer, needs: Needs | None = None) -> Preflight:
     found = _Findings()
     for conversation in CONVERSATIONS:
         _play(renderer, conversation, found)
-    question = renderer.open_turn(None, [_user(QUESTIONS[0])])
-    asks = renderer.decode(question.generation_prompt)
-    if asks and (question.text.endswith(asks + asks) or asks == 2 * asks[: len(asks) // 2]):
-        found.problems.append(
-            f"a prompt asks for a reply twice ({question.text[-2 * len(asks) :]!r}): the chat template writes it two times, or also when "
-            "`add_generation_prompt` is false"
-        )
-    _look_at_bos(renderer, question.prompt_ids.tolist(), found)
+    asks = _look_at_prompt(renderer, found)
     _look_at_ends(renderer, needs, found)
-    _look_at_content_parts(renderer, question.text, found)
     _look_at_system(renderer, needs, found)
     _look_at_tools(renderer, needs, found)
     _look_at_history(needs, found)
@@ -240,10 +229,15 @@ def _first_difference(seen: str, told: str) -> str:
     return f"{seen[same : same + 20]!r} became {told[same : same + 20]!r}"
 
 
-def _look_at_bos(renderer: Renderer, prompt_ids: list[int], found: _Findings) -> None:
-    """A conversation begins with one BOS, or the model has none."""
+def _look_at_prompt(renderer: Renderer, found: _Findings) -> str:
+    """A question begins with one BOS and asks for a reply once, however its text is given; return what it asks with."""
+    try:
+        question = renderer.open_turn(None, [_user(QUESTIONS[0])])
+    except EnvError as error:
+        found.problems.append(f"not even a question can be asked: {error}")
+        return ""
     bos_id = renderer.tokenizer.bos_token_id
-    first, second = prompt_ids[:2]
+    first, second = question.prompt_ids[:2].tolist()
     if first == second and first in renderer.tokenizer.added_tokens_decoder:
         found.problems.append("a prompt begins with BOS twice, which the model has never seen: remove it from the chat template")
     elif bos_id is not None and first != bos_id and renderer.encode("a").tolist()[:1] == [bos_id]:
@@ -251,6 +245,17 @@ def _look_at_bos(renderer: Renderer, prompt_ids: list[int], found: _Findings) ->
             "the tokenizer puts BOS before bare text and the chat template does not, so prompts begin without; if the model was tuned "
             "with it, add `{{ bos_token }}` at the start of the template"
         )
+    asks = renderer.decode(question.generation_prompt)
+    if asks and (question.text.endswith(asks + asks) or asks == 2 * asks[: len(asks) // 2]):
+        found.problems.append(
+            f"a prompt asks for a reply twice ({question.text[-2 * len(asks) :]!r}): the chat template writes it two times, or also when "
+            "`add_generation_prompt` is false"
+        )
+    half = len(QUESTIONS[0]) // 2
+    parts = [{"type": "text", "text": part} for part in (QUESTIONS[0][:half], QUESTIONS[0][half:])]
+    if renderer.open_turn(None, [_user(parts)]).text != question.text:
+        found.problems.append("a question in two parts of text does not read like the same text in one")
+    return asks
 
 
 def _look_at_ends(renderer: Renderer, needs: Needs, found: _Findings) -> None:
@@ -272,14 +277,6 @@ def _look_at_ends(renderer: Renderer, needs: Needs, found: _Findings) -> None:
 
 def _first_token(renderer: Renderer, text: str) -> str:
     return renderer.decode(renderer.encode(text, add_special_tokens=False)[:1])
-
-
-def _look_at_content_parts(renderer: Renderer, text: str, found: _Findings) -> None:
-    """Content that is a list of text parts reads like the same text in one."""
-    half = len(QUESTIONS[0]) // 2
-    parts = [{"type": "text", "text": part} for part in (QUESTIONS[0][:half], QUESTIONS[0][half:])]
-    if renderer.open_turn(None, [_user(parts)]).text != text:
-        found.problems.append("a question in two parts of text does not read like the same text in one")
 
 
 def _look_at_system(renderer: Renderer, needs: Needs, found: _Findings) -> None:

@@ -346,8 +346,12 @@ class Renderer:
         def place(index: int) -> int:
             return unit(max(0, index - way.start) + len(before))
 
-        # A token belongs where its first character lies; `accumulate` keeps the pieces in order whatever a normalizer does to offsets.
-        cuts = np.searchsorted(np.maximum.accumulate(begins), [place(end) for end in self._ends(way, bodies)], side="left")
+        # A token belongs where its first character lies; where two texts part, the token in which they do so is the one that follows.
+        # `accumulate` keeps the pieces in order whatever a normalizer does to offsets.
+        parted, places = zip(*((is_parting, place(end)) for end, is_parting in self._ends(way, bodies)), strict=True)
+        by_begin = np.searchsorted(np.maximum.accumulate(begins), places, side="left")
+        by_end = np.searchsorted(np.maximum.accumulate(ends), places, side="right")
+        cuts = np.maximum.accumulate(np.where(parted, by_end, by_begin))
         *spans, generation_prompt = np.split(token_ids.astype(np.int32), cuts)
         masks: list[np.ndarray | None] = []
         for index, first, last in zip(range(way.first, len(way.messages)), [0, *cuts], cuts, strict=False):
@@ -361,15 +365,18 @@ class Renderer:
             masks.append(is_content)
         return spans, masks, generation_prompt
 
-    def _ends(self, way: Way, bodies: Bodies) -> list[int]:
+    def _ends(self, way: Way, bodies: Bodies) -> list[tuple[int, bool]]:
         """Return where each new message ends in the text of `way`: where the template would end a conversation that stops with it.
 
         A message that the template ends in another way if more follows, as it may do with the results of parallel calls, ends where the
         two part, but not before its own text. One whose end cannot be told has no text: what there is belongs to the next one.
+
+        Returns:
+          Indices into the text, and whether two texts part there.
         """
-        ends: list[int] = []
+        ends: list[tuple[int, bool]] = []
         for index in range(way.first, len(way.messages)):
-            end = ends[-1] if ends else way.start
+            end, is_parting = ends[-1][0] if ends else way.start, False
             try:
                 upto = self._template.render(way.messages[: index + 1], way.tools, add_generation_prompt=False)
             except EnvError:  # a template may refuse a conversation that stops here
@@ -379,8 +386,9 @@ class Renderer:
             elif index == len(way.messages) - 1:
                 end = len(way.text)
             else:
-                end = max(end, _parting(upto, way.text, bodies, index))
-            ends.append(end)
+                parting = _parting(upto, way.text, bodies, index)
+                end, is_parting = max(end, parting), parting > end
+            ends.append((end, is_parting))
         return ends
 
 

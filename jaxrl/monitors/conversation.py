@@ -50,13 +50,13 @@ def conversation(record: Mapping[str, Any], *, is_full: bool = False, width: int
     rewards = record.get("turn_rewards") or []
     for prefix, drawn in _drawn(nodes):
         if isinstance(drawn, str):
-            lines.append(Text(prefix, "dim").append(drawn, "bold"))
+            lines.append(Text.assemble((prefix, "dim"), (drawn, "bold")))
             continue
         node, number = nodes[drawn], numbers.get(drawn)
         reward = rewards[number - 1] if number is not None and number <= len(rewards) else None
-        lines.append(Text(prefix, "dim").append_text(_node_header(node, number, reward)))
+        lines.append(Text.assemble((prefix, "dim"), _node_header(node, number, reward)))
         room = None if width is None else max(width - len(prefix) - 2, _LEAST_WIDTH)
-        lines += [Text(f"{prefix}  ", "dim").append_text(line) for line in _body(node, is_full, room)]
+        lines += [Text.assemble((f"{prefix}  ", "dim"), line) for line in _body(node, is_full, room)]
     return lines
 
 
@@ -121,8 +121,8 @@ def _node_header(node: Node, number: int | None, reward: float | None) -> Text:
         {"length": "cut by the token limit", "cancelled": "cancelled"}.get(str(node.get("finish_reason")), ""),
     ]
     name = f" {node['name']}" if node.get("name") else ""
-    line = Text(harmless(role + name).replace("\n", "\\n"), f"bold {_STYLES.get(role, 'white')}")
-    return line.append("".join(f" · {fact}" for fact in facts if fact), "dim")
+    spelled = harmless(role + name).replace("\n", "\\n")
+    return Text.assemble((spelled, f"bold {_STYLES.get(role, 'white')}"), ("".join(f" · {fact}" for fact in facts if fact), "dim"))
 
 
 def _body(node: Node, is_full: bool, room: int | None) -> Iterator[Text]:

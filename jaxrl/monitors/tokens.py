@@ -40,7 +40,8 @@ REASONS = {
     Bucket.UNSCORED: "the environment gave the rollout no reward",
     Bucket.ERRORED: "the rollout failed; `error` says how",
     Bucket.CANCELLED: "the run ended first, or no step was left that could train on it",
-    "filtered/<name>": "the filter of that name dropped the rollout",
+    "filtered/<name>": "the filter of that name dropped the rollout; `filtered/truncated`: a limit cut it, and its environment does not "
+    "train those (`truncated`)",
     Training.SKIPPED: "it was in the batch, but the gradient of the step was not finite and the weights stayed as they were",
     Training.UNREPORTED: "it was in the batch, but the run ended before the trainer reported the step",
 }

@@ -95,7 +95,6 @@ def test_conversations_side_by_side_take_a_bounded_memory_each_and_leave_nothing
         kept, _ = tracemalloc.get_traced_memory()
         assert [session() for session in played.sessions if session() is not None] == []
         assert all(rollout.failure is None and rollout.num_turns == NUM_TURNS for rollout in played.rollouts)
-        num_tokens = sum(len(node.token_ids) for node in played.rollouts[0].nodes)
         del played
         gc.collect()
         left, _ = tracemalloc.get_traced_memory()

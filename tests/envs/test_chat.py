@@ -1,9 +1,10 @@
 """A conversation of several turns: what the hooks see, what ends it, and what becomes of a hook that breaks."""
 
 import asyncio
-import inspect
+import re
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -45,7 +46,6 @@ async def played(env: ChatEnvironment, endpoint: ScriptedEndpoint, *, deadline_s
 def guessing(*, budget: BudgetConfig | None = None, **hooks: Callable[[Episode], Any]) -> GuessANumber:
     """Return the game, with some of its hooks replaced."""
 
-
     def method(name: str, hook: Callable[[Episode], Any]) -> Callable[[GuessANumber, Episode], Any]:
         def called(self: GuessANumber, episode: Episode) -> Any:
             return hook(episode)
@@ -57,8 +57,21 @@ def guessing(*, budget: BudgetConfig | None = None, **hooks: Callable[[Episode],
     return kind("guess", [SPEC], budget=budget)
 
 
-def test_an_environment_of_ones_own_takes_fewer_than_30_lines() -> None:
-    assert len(inspect.getsource(GuessANumber).splitlines()) < 30
+async def test_the_game_of_the_document_is_played_and_takes_fewer_than_30_lines() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "environments.md").read_text(encoding="utf-8")
+    code = "\n".join(re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL))
+    assert 15 < len(code.partition("class GuessANumber")[2].partition("\n\n\n")[0].splitlines()) < 30
+    names: dict[str, Any] = {}
+    exec(code, names)
+    env = names["GuessANumber"]("guess", highest=7)
+    rollout = make_rollout(dict(env.tasks()[-1]))
+    await play_rollout(env, rollout, open_session(saying("seven", "5", "7"), rollout), 10.0)
+    assert [node.content for node in rollout.nodes][2::2] == ["That is no number.", "Higher."] and rollout.reward == 1 / 3
+    lost = make_rollout(dict(env.tasks()[0]))
+    env = names["Asking"]("asking", highest=7, budget=BudgetConfig(max_turns=2))
+    endpoint = ScriptedEndpoint(lambda request, _: [*ids_of("2"), IM_END])
+    await play_rollout(env, lost, open_session(endpoint, lost), 10.0)
+    assert (lost.reward, lost.stop_reason, lost.num_turns, lost.metrics["sub_conversations"]) == (0.0, "max_turns", 5, 3)
 
 
 async def test_a_conversation_goes_on_until_the_world_says_that_it_is_done() -> None:
@@ -192,7 +205,11 @@ async def test_a_world_that_has_nothing_to_say_is_an_error() -> None:
 
 @pytest.mark.parametrize(
     ("rewards", "said"),
-    [([], "override `score`"), ([1.0, 1.0], "needs one reward for each of the 1 replies"), ([float("nan")], "the reward of turn 0 must be")],
+    [
+        ([], "override `score`"),
+        ([1.0, 1.0], "needs one reward for each of the 1 replies"),
+        ([float("nan")], "the reward of turn 0 must be"),
+    ],
 )
 async def test_turn_rewards_are_one_finite_number_for_each_reply_or_none_at_all(rewards: list[float], said: str) -> None:
     def done(episode: Episode) -> bool:
@@ -215,7 +232,8 @@ async def test_a_hook_may_ask_a_sub_agent_whose_turns_are_branches_of_the_rollou
 
     texts = {"0": "5", "0.0": "higher", "1": "7"}
     endpoint = ScriptedEndpoint(lambda request, _: [*ids_of(texts[request.request_id.rpartition("/")[2]]), IM_END])
-    rollout = await played(guessing(reply=reply, score=lambda episode: float(len(episode.replies)), done=lambda e: e.last.text == "7"), endpoint)
+    env = guessing(reply=reply, score=lambda episode: float(len(episode.replies)), done=lambda episode: episode.last.text == "7")
+    rollout = await played(env, endpoint)
     assert rollout.failure is None and rollout.reward == 2.0 and rollout.num_turns == 3 and len(rollout.leaves) == 2
     assert (rollout.metrics["sub_conversations"], rollout.metrics["forks"]) == (1, 0)
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jaxrl.batching import rollout_to_samples
+from jaxrl.batching import pack, rollout_to_samples
 from jaxrl.config.env import SamplingConfig
 from jaxrl.envs.base import Reply
 from jaxrl.envs.session import PolicySession
@@ -118,6 +118,20 @@ async def test_history_is_what_was_sampled_though_the_environment_changes_its_me
     assert "1+2?" in renderer.decode(second) and "something else" not in renderer.decode(second)
 
 
+async def test_a_history_that_is_told_again_has_the_arguments_that_were_written_though_a_tool_changed_its_own() -> None:
+    renderer, rollout = renderer_of("mistral"), make_rollout()
+    call = np.append(ids_of(renderer, '[TOOL_CALLS] [{"name": "add", "arguments": {"a": [1]}}]'), renderer.turn_end_id)
+    four = np.append(ids_of(renderer, " 4"), renderer.turn_end_id)
+    endpoint = writing(call, four, four)
+    session = session_of("mistral", endpoint, rollout)
+    reply = await session.ask([user("1+2?")], tools=[ADD])
+    reply.tool_calls[0].arguments["a"].append("changed")
+    await session.ask([result("3", reply.tool_calls[0].id)], tools=[ADD])
+    await session.ask([user("Sure?")], tools=[ADD])
+    told = renderer.decode(endpoint.requests[-1].token_ids)
+    assert rollout.metrics["forks"] == 1 and '"arguments": {"a": [1]}' in told and "changed" not in told
+
+
 async def test_a_reply_that_would_be_encoded_in_fewer_tokens_has_one_record_for_each_that_was_sampled() -> None:
     renderer, rollout = renderer_of("qwen3"), make_rollout()
     text = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
@@ -144,6 +158,17 @@ async def test_replies_that_are_nothing_but_an_end_are_turns_like_others() -> No
         assert [(reply.text, reply.num_tokens, reply.is_stopped) for reply in replies] == [("", 1, True), ("", 1, True), ("4", 2, True)]
         assert [node.content for node in rollout.nodes if node.sampled] == ["", "", "4"]
         assert sorted(map(len, trained_runs(rollout))) == [1, 1, 2]
+
+
+async def test_a_reply_of_one_token_is_trained_with_its_one_target_a_negative_credit_included() -> None:
+    renderer, rollout = renderer_of("chatml"), make_rollout()
+    await session_of("chatml", writing(np.array([renderer.turn_end_id])), rollout).ask([user("1?")])
+    rollout.samples = rollout_to_samples(rollout)
+    rollout.assign_advantages(-0.5)
+    batch = pack(rollout.samples, row_length=64, rows=1, shards=1)
+    (rows,) = batch.micro_batches
+    assert batch.member_counts.tolist() == [[1, 0, 0]] and batch.num_loss_tokens == 1
+    assert rows.advantages[rows.loss_mask].tolist() == [-0.5] and rows.token_ids[rows.loss_mask].tolist() == [renderer.turn_end_id]
 
 
 async def test_parallel_calls_are_answered_under_their_ids_and_their_results_are_no_replies() -> None:

@@ -15,7 +15,7 @@ from jaxrl.evals.demonstrations import DemonstrationScorer
 from jaxrl.inference.pool import PolicyPool
 from tests.envs.policies import IM_END, RENDERER, ids_of
 from tests.evals.test_harness import GREEDY
-from tests.fakes import ScriptedEndpoint
+from tests.fakes import ScriptedEndpoint, ToyEnv
 
 DEMONSTRATIONS = {"a": "4", "b": None, "c": "It is 16."}
 
@@ -139,3 +139,19 @@ async def test_no_more_demonstrations_are_scored_at_once_than_asked_for() -> Non
     env = sums(**{f"t{index}": str(index) for index in range(9)})
     await harness(Slow(), env, concurrency=3).run(step=0)
     assert most == 3
+
+
+async def test_the_replies_of_several_turns_are_scored_in_one_sequence_each_after_all_that_was_said() -> None:
+    endpoint = Ruler()
+    env = ToyEnv(num_tasks=2, num_turns=2, demonstration=lambda spec: ["4", "16"] if spec["id"] == "toy-0" else ["4"])
+    result = await EnvEvalHarness(env, PolicyPool([endpoint], 0), RENDERER, GREEDY, run_seed=0, window=256, demonstration_nll=True).run(
+        step=0
+    )
+    first = RENDERER.open_turn(None, [{"role": "user", "content": "q0"}])
+    state = RENDERER.close_turn(first, np.array([*ids_of("4"), IM_END], np.int32))
+    second = RENDERER.open_turn(state, [{"role": "user", "content": "again 1"}]).prompt_ids.tolist()
+    (scored,) = endpoint.scored
+    assert scored == [*second, *ids_of("16"), IM_END]
+    said = [*range(len(first.prompt_ids), len(first.prompt_ids) + 2), *range(len(second), len(scored))]
+    assert [row["demonstration_tokens"] for row in result.rows] == [len(said), None], "one that ends too early is none"
+    assert result.rows[0]["demonstration_nll"] == sum(index / 8 for index in said)

@@ -27,7 +27,7 @@ WRITES_TOOLS = "{% if tools %}{{ '<|im_start|>system\\n' + tools | tojson + '<|i
 CALLS = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content }}"
     "{% for c in m.tool_calls or [] %}"
-    '{{ \'<tool_call>\' + {"name": c.function.name, "arguments": c.function.arguments} | tojson + \'</tool_call>\' }}'
+    "{{ '<tool_call>' + {\"name\": c.function.name, \"arguments\": c.function.arguments} | tojson + '</tool_call>' }}"
     "{% endfor %}{{ '<|im_end|>\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 """Writes calls of tools beside text, in the Hermes format."""
@@ -37,9 +37,9 @@ TAKES_TURNS = (
     "{% if m.role == 'user' or (m.role == 'assistant' and not m.tool_calls) %}"
     "{% if (m.role == 'user') != turns.asks %}{{ raise_exception('roles must take turns') }}{% endif %}"
     "{% set turns.asks = not turns.asks %}{% endif %}{% endfor %}"
-    "{% for m in messages %}{% if m.role == 'user' %}{{ '<|im_start|>' + m.content + '<think>' }}"
+    "{% for m in messages %}{% if m.role == 'user' %}{{ '<|im_start|>' + m.content + '\n' }}"
     "{% elif m.tool_calls %}{% for c in m.tool_calls %}"
-    '{{ \'<tool_call>\' + {"name": c.function.name, "arguments": c.function.arguments} | tojson + \'</tool_call>\' }}'
+    "{{ '<tool_call>' + {\"name\": c.function.name, \"arguments\": c.function.arguments} | tojson + '</tool_call>' }}"
     "{% endfor %}{{ '<|im_end|>' }}"
     "{% elif m.role == 'assistant' %}{{ m.content | trim + '<|im_end|>' }}"
     "{% else %}{{ '<tool_response>' + m.content + '</tool_response>' }}{% endif %}{% endfor %}"

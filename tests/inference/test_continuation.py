@@ -35,8 +35,7 @@ from tests.inference.handmade import (
 
 OPENS_THINKING = CHATML.replace("assistant\\n' }}{% endif", "assistant\\n<think>\\n' }}{% endif")
 PLAIN = (
-    "{% for m in messages %}{{ m.role + ': ' + m.content + '\\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"
+    "{% for m in messages %}{{ m.role + ': ' + m.content + '\\n' }}{% endfor %}{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"
 )
 """Turns end in a line break; replies are told apart from their name by white space."""
 ASKED = "<|im_start|>user\nok<|im_end|>\n<|im_start|>assistant\n"
@@ -186,9 +185,9 @@ def test_replies_that_are_refused_as_text_are_told_apart_and_their_ids_stay(hist
     for question in ("sure?", "so?"):
         state = after(renderer, turn, " three ")
         turn = renderer.open_turn(state, [user(question)], history=history)
-        assert added(turn, state) == f"<|im_start|>{question}<think>" and bodies(turn) == [question]
+        assert added(turn, state) == f"<|im_start|>{question}\n" and bodies(turn) == [question]
     state = after(renderer, turn, "cut", [])
-    assert added(renderer.open_turn(state, [user("ok")], history=history), state) == "<|im_end|><|im_start|>ok<think>"
+    assert added(renderer.open_turn(state, [user("ok")], history=history), state) == "<|im_end|><|im_start|>ok\n"
     assert '"arguments":{"a":1}' in state.text, "the call as it was sampled"
 
 
@@ -227,7 +226,7 @@ def test_tools_that_a_template_moves_to_the_last_question_stay_where_they_were_s
 def test_what_the_template_refuses_in_every_way_is_the_environments_error() -> None:
     renderer, state = called(TAKES_TURNS)
     for history in ("template", "keep"):
-        with pytest.raises(EnvError, match=r"refused messages with the roles \['user', 'assistant', 'user', 'user'\]: roles must take turns"):
+        with pytest.raises(EnvError, match=r"roles \['user', 'assistant', 'user', 'user'\]: roles must take turns"):
             renderer.open_turn(state, [user("ok"), user("ok")], history=history)
 
 
@@ -238,7 +237,9 @@ def test_replies_that_the_environment_made_up_are_messages_like_others() -> None
     call = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
     assert renderer.decode(turn.spans[1]) == f"<|im_start|>assistant\nlet me see{call}<|im_end|>\n"
     state = after(renderer, turn, "4")
-    assert added(renderer.open_turn(state, [assistant(None, '{"a": 2}'), result("5")]), state).startswith("\n<|im_start|>assistant\n<tool_call>")
+    assert added(renderer.open_turn(state, [assistant(None, '{"a": 2}'), result("5")]), state).startswith(
+        "\n<|im_start|>assistant\n<tool_call>"
+    )
 
 
 def test_two_turns_opened_from_one_state_know_nothing_of_each_other() -> None:
@@ -249,13 +250,25 @@ def test_two_turns_opened_from_one_state_know_nothing_of_each_other() -> None:
     np.testing.assert_array_equal(renderer.open_turn(state, [result("3")]).prompt_ids, one.prompt_ids)
 
 
+TEMPLATES = (CHATML, STRIPS_THINKING, TRIMS, NO_THINKING, CALLS, GROUPS_RESULTS, TAKES_TURNS, OPENS_THINKING, PLAIN)
 replies = st.lists(st.integers(min_value=3, max_value=319), max_size=6)
 
 
 @settings(max_examples=60, deadline=None)
 @given(
     template=st.sampled_from(
-        [CHATML, BOS.replace("bos_token", "'<think>'"), STRIPS_THINKING, TRIMS, NO_THINKING, CALLS, GROUPS_RESULTS, TAKES_TURNS, OPENS_THINKING, PLAIN]
+        [
+            CHATML,
+            BOS.replace("bos_token", "'<think>'"),
+            STRIPS_THINKING,
+            TRIMS,
+            NO_THINKING,
+            CALLS,
+            GROUPS_RESULTS,
+            TAKES_TURNS,
+            OPENS_THINKING,
+            PLAIN,
+        ]
     ),
     history=st.sampled_from(["template", "keep"]),
     turns=st.lists(st.tuples(st.text(max_size=6), replies, st.sampled_from([[], [IM_END], [ENDOFTEXT]])), min_size=2, max_size=4),

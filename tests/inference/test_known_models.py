@@ -10,6 +10,7 @@ import pytest
 from jaxrl.errors import ConfigError
 from jaxrl.inference.known_models import KnownModel, KnownReplyParser, _ends, _registered, load_renderer
 from jaxrl.inference.rendering import Renderer
+from jaxrl.inference.tokenizer_files import load_tokenizer
 from jaxrl.inference.turns import RenderedTurn, RenderState
 
 TEMPLATES = Path(__file__).parents[1] / "golden" / "templates"
@@ -174,6 +175,40 @@ def test_history_is_kept_by_the_own_template_where_the_package_would_not_go_on(q
 
 
 @needs_package
+def test_a_format_that_only_the_package_knows_is_read_by_it_and_its_conversation_goes_on() -> None:
+    tokenizer = load_tokenizer(QWEN3)
+    tags = ["[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"]
+    tokenizer.add_tokens([*tags, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"], special_tokens=True)
+    own = Renderer(tokenizer, tokenizer.get_chat_template(), [2])
+    known = KnownModel("glm-4.5", "glm", own)
+    glm = own.with_known(known, KnownReplyParser(known))
+    first = glm.open_turn(None, [user("8 + 3")], tools=TOOLS)
+    check_pieces(first, np.zeros(0, np.int32))
+    call = "<tool_call>add\n<arg_key>a</arg_key>\n<arg_value>8</arg_value>\n</tool_call>"
+    state = answered(glm, first, f"\n<think>add</think>\n{call}<|observation|>")
+    assert [(call.name, call.arguments, call.error) for call in state.reply.tool_calls] == [("add", {"a": 8}, "")]
+    assert state.reply.reasoning == "add" and not state.reply.has_unread_call
+    second = glm.open_turn(state, [tool("11")], tools=TOOLS)
+    assert not second.is_fork
+    check_pieces(second, state.token_ids)  # the stop that was sampled also opens the tool's message
+    assert bodies(glm, second) == ["11"]
+
+
+@needs_package
+def test_auto_takes_the_package_for_a_name_that_it_knows_if_it_fits(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from renderers.base import MODEL_RENDERER_MAP
+
+    monkeypatch.setitem(MODEL_RENDERER_MAP, str(QWEN3), "qwen3")
+    first = [user("8 + 3"), {"role": "assistant", "content": "11"}, user("and 1")]
+    assert load_renderer(str(QWEN3)).open_turn(None, first).template_text is None
+    monkeypatch.setitem(MODEL_RENDERER_MAP, str(QWEN3), "qwen3.5")  # as if the tokenizer had changed
+    assert load_renderer(str(QWEN3)).open_turn(None, first).template_text is not None
+    assert "by the tokenizer's own chat template: `model.renderer`='qwen3.5' does not fit" in caplog.text
+
+
+@needs_package
 def test_other_tools_begin_anew(qwen3: Renderer) -> None:
     state = answered(qwen3, qwen3.open_turn(None, [user("8 + 3")], tools=TOOLS), "11<|im_end|>")
     for history in ("template", "keep"):
@@ -222,4 +257,4 @@ def test_the_log_says_what_renders_and_where_it_parts_from_the_template(caplog: 
         "messages become tokens by the tokenizer's own chat template",
         "messages become tokens by the renderer 'qwen3' of the `renderers` package",
     ]
-    assert "the renderer 'llama-3' writes a plain conversation in other tokens than the chat template" in said[2]
+    assert "the renderer 'llama-3' writes a plain question in other tokens than the chat template" in said[2]

@@ -112,3 +112,9 @@ def test_a_template_that_refuses_a_second_question_is_a_problem_of_several_turns
     assert preflight(short).problems == ()
     (problem,) = preflight(short, Needs(turns=True)).problems
     assert problem.startswith("an environment plays several turns, and") and "one question only" in problem
+
+
+def test_a_template_that_refuses_questions_is_a_problem() -> None:
+    deaf = chatml_with(before="{%- if add_generation_prompt %}{{ raise_exception('ask nothing') }}{%- endif %}")
+    (problem,) = preflight(deaf).problems
+    assert problem.startswith("not even a question can be asked: ") and "ask nothing" in problem

@@ -6,25 +6,28 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from jaxrl.errors import EnvError, ModelLoadError
 from jaxrl.inference.rendering import Renderer
-
-GOLDEN = Path(__file__).parents[1] / "golden" / "tokenizer"
-IM_END, ENDOFTEXT = 2, 0
-CHATML = json.loads((GOLDEN / "tokenizer_config.json").read_text())["chat_template"]
-BOS_TEMPLATE = "{{ bos_token }}" + CHATML
-THINK_STRIPPING = CHATML.replace(
-    "message['content']", "(message['content'].split('</think>')[-1] if not loop.last else message['content'])"
+from jaxrl.inference.replies import ParsedReply
+from tests.inference.handmade import (
+    ADD,
+    BOS,
+    CALL_TEXT,
+    CHATML,
+    ENDOFTEXT,
+    GOLDEN,
+    IM_END,
+    WRITES_TOOLS,
+    added,
+    after,
+    ids_of,
+    result,
+    user,
+    with_template,
 )
-"""Like the templates of thinking models: the thinking of earlier turns is not shown again."""
-TRIMMING = CHATML.replace("message['content']", "message['content'] | trim")
-NO_THINKING = CHATML.replace("assistant\\n' }}{% endif", "assistant\\n<think></think>' }}{% endif")
-"""A generation prompt that holds more than the history will."""
 
 
 def model_directory(tmp_path: Path, *, adds_bos: bool = False, generation: dict | None = None, **config: object) -> Path:
@@ -45,20 +48,6 @@ def model_directory(tmp_path: Path, *, adds_bos: bool = False, generation: dict 
         }
         (directory / "tokenizer.json").write_text(json.dumps(tokenizer))
     return directory
-
-
-def with_template(template: str) -> Renderer:
-    """A renderer over the golden tokenizer with another template."""
-    golden = Renderer.from_pretrained(GOLDEN)
-    return Renderer(golden._tokenizer, template, golden.stop_ids)
-
-
-def user(text: str) -> dict[str, str]:
-    return {"role": "user", "content": text}
-
-
-def ids_of(renderer: Renderer, text: str) -> np.ndarray:
-    return np.asarray(renderer._backend.encode(text, add_special_tokens=False).ids, np.int32)
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +72,7 @@ def test_ids_equal_those_of_the_tokenizers_own_chat_template(renderer: Renderer)
 
 @pytest.mark.parametrize("adds_bos", [False, True])
 def test_there_is_exactly_one_bos_whether_or_not_the_tokenizer_would_add_another(tmp_path: Path, adds_bos: bool) -> None:
-    directory = model_directory(tmp_path, adds_bos=adds_bos, bos_token="<think>", chat_template=BOS_TEMPLATE)
+    directory = model_directory(tmp_path, adds_bos=adds_bos, bos_token="<think>", chat_template=BOS)
     renderer = Renderer.from_pretrained(directory)
     turn = renderer.open_turn(None, [user("hi")])
     assert turn.prompt_ids[0] == 3 and (turn.prompt_ids == 3).sum() == 1
@@ -118,20 +107,14 @@ def test_each_message_has_the_ids_of_its_own_text_and_the_pieces_make_up_the_pro
 
 def test_the_next_prompt_is_the_previous_ids_the_sampled_ids_and_only_the_new_suffix(renderer: Renderer) -> None:
     first = renderer.open_turn(None, [user("hi")])
-    single_letters = np.concatenate([ids_of(renderer, c) for c in "assistant"])
-    assert len(single_letters) > len(ids_of(renderer, "assistant"))  # encoding the decoded reply again would give other ids
+    single_letters = np.concatenate([ids_of(c) for c in "assistant"])
+    assert len(single_letters) > len(ids_of("assistant"))  # encoding the decoded reply again would give other ids
     sampled = np.append(single_letters, IM_END).astype(np.int32)
     second = renderer.open_turn(renderer.close_turn(first, sampled), [user("ok")])
-    suffix = ids_of(renderer, "\n<|im_start|>user\nok<|im_end|>\n<|im_start|>assistant\n")
+    suffix = ids_of("\n<|im_start|>user\nok<|im_end|>\n<|im_start|>assistant\n")
     np.testing.assert_array_equal(second.prompt_ids, np.concatenate([first.prompt_ids, sampled, suffix]))
     assert not second.is_fork and len(second.spans) == 1
     assert renderer.decode(second.spans[0]) == "\n<|im_start|>user\nok<|im_end|>\n"
-
-
-def test_a_reply_cut_by_the_token_limit_is_closed_by_ids_that_nobody_sampled(renderer: Renderer) -> None:
-    first = renderer.open_turn(None, [user("hi")])
-    second = renderer.open_turn(renderer.close_turn(first, ids_of(renderer, "abc")), [user("ok")])
-    assert renderer.decode(second.spans[0]) == "<|im_end|>\n<|im_start|>user\nok<|im_end|>\n"
 
 
 def test_a_stop_id_other_than_the_templates_stays_and_the_templates_follows_it(renderer: Renderer) -> None:
@@ -143,19 +126,8 @@ def test_a_stop_id_other_than_the_templates_stays_and_the_templates_follows_it(r
     assert renderer.decode(second.prompt_ids[len(first.prompt_ids) + 1 :]).startswith("<|endoftext|><|im_end|>\n<|im_start|>user")
 
 
-@pytest.mark.parametrize("reply", [[], [IM_END]])
-def test_an_empty_reply_is_legal_and_the_conversation_goes_on(renderer: Renderer, reply: list[int]) -> None:
-    first = renderer.open_turn(None, [user("hi")])
-    state = renderer.close_turn(first, np.array(reply, np.int32))
-    assert renderer.reply_text(np.array(reply, np.int32)) == ""
-    second = renderer.open_turn(state, [user("ok")])
-    expected = "<|im_start|>assistant\n<|im_end|>\n<|im_start|>user\nok<|im_end|>\n<|im_start|>assistant\n"
-    assert second.text.endswith(expected) and not second.is_fork
-    assert renderer.decode(second.prompt_ids) == second.text
-
-
 def test_half_an_emoji_reads_as_a_replacement_character_and_keeps_its_ids(renderer: Renderer) -> None:
-    emoji = ids_of(renderer, "😀")
+    emoji = ids_of("😀")
     assert len(emoji) == 4
     half = np.append(emoji[:2], IM_END).astype(np.int32)
     first = renderer.open_turn(None, [user("hi")])
@@ -164,82 +136,10 @@ def test_half_an_emoji_reads_as_a_replacement_character_and_keeps_its_ids(render
     np.testing.assert_array_equal(second.prompt_ids[len(first.prompt_ids) :][:3], half)
 
 
-def test_a_template_that_drops_earlier_thinking_forks_and_a_reply_without_thinking_does_not() -> None:
-    renderer = with_template(THINK_STRIPPING)
-    first = renderer.open_turn(None, [user("hi")])
-    plain = renderer.open_turn(renderer.close_turn(first, ids_of(renderer, "4<|im_end|>")), [user("ok")])
-    assert not plain.is_fork
-    thought = renderer.close_turn(first, ids_of(renderer, "<think>2+2</think>4<|im_end|>"))
-    forked = renderer.open_turn(thought, [user("ok")])
-    assert forked.is_fork
-    assert [m["role"] for m in forked.span_messages] == ["user", "assistant", "user"]
-    assert "<think>" not in forked.text
-    np.testing.assert_array_equal(forked.prompt_ids, ids_of(renderer, forked.text))
-
-
-def test_a_generation_prompt_that_the_history_does_not_repeat_forks_and_is_never_doubled() -> None:
-    renderer = with_template(NO_THINKING)
-    first = renderer.open_turn(None, [user("hi")])
-    assert renderer.decode(first.generation_prompt) == "<|im_start|>assistant\n<think></think>"
-    forked = renderer.open_turn(renderer.close_turn(first, ids_of(renderer, "4<|im_end|>")), [user("ok")])
-    assert forked.is_fork and forked.text.count("<think>") == 1
-
-
-replies = st.lists(st.integers(min_value=3, max_value=319), max_size=6)
-
-
-@settings(max_examples=40, deadline=None)
-@given(
-    template=st.sampled_from([CHATML, BOS_TEMPLATE.replace("bos_token", "'<think>'"), THINK_STRIPPING, TRIMMING, NO_THINKING]),
-    turns=st.lists(st.tuples(st.text(max_size=6), replies, st.sampled_from([[], [IM_END], [ENDOFTEXT]])), min_size=2, max_size=4),
-)
-def test_every_prompt_extends_what_the_model_saw_or_is_a_whole_rendering(
-    template: str, turns: list[tuple[str, list[int], list[int]]]
-) -> None:
-    renderer = with_template(template)
-    state = None
-    for text, body, stop in turns:
-        turn = renderer.open_turn(state, [user(text)])
-        np.testing.assert_array_equal(
-            turn.prompt_ids[len(turn.prompt_ids) - sum(map(len, turn.spans)) - len(turn.generation_prompt) :],
-            np.concatenate([*turn.spans, turn.generation_prompt]),
-        )
-        if state is not None and not turn.is_fork:
-            np.testing.assert_array_equal(turn.prompt_ids[: len(state.token_ids)], state.token_ids)
-        else:
-            np.testing.assert_array_equal(turn.prompt_ids, ids_of(renderer, turn.text))
-        state = renderer.close_turn(turn, np.array(body + stop, np.int32))
-        np.testing.assert_array_equal(state.token_ids, np.concatenate([turn.prompt_ids, np.array(body + stop, np.int32)]))
-
-
-def test_content_given_as_text_parts_is_joined(renderer: Renderer) -> None:
-    parts = {"role": "user", "content": [{"type": "text", "text": "4"}, {"type": "text", "text": "2"}]}
-    assert renderer.open_turn(None, [parts]).text == renderer.open_turn(None, [user("42")]).text
-
-
-@pytest.mark.parametrize("content", [None, 4, [], ["4"], [{"type": "image", "url": "x"}], [{"text": "4"}, {"type": "image"}]])
-def test_content_that_is_no_text_is_refused_rather_than_rendered_empty(renderer: Renderer, content: object) -> None:
-    with pytest.raises(EnvError, match="text parts"):
-        renderer.open_turn(None, [{"role": "user", "content": content}])
-
-
-def test_a_turn_needs_a_message_and_messages_are_not_changed(renderer: Renderer) -> None:
-    with pytest.raises(EnvError, match="at least one"):
-        renderer.open_turn(None, [])
-    message = {"role": "user", "content": [{"text": "4"}]}
-    renderer.open_turn(None, [message])
-    assert message == {"role": "user", "content": [{"text": "4"}]}
-
-
 def test_a_conversation_that_the_template_refuses_is_the_environments_error() -> None:
     renderer = with_template("{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}" + CHATML)
     with pytest.raises(EnvError, match=r"roles \['system', 'user'\]: no system role"):
         renderer.open_turn(None, [{"role": "system", "content": "x"}, user("hi")])
-
-
-def test_todays_date_never_enters_a_prompt() -> None:
-    renderer = with_template("{{ strftime_now('%Y-%m-%d') }}" + CHATML)
-    assert renderer.open_turn(None, [user("hi")]).text == "01 Jan 2025<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
 
 
 def test_truncation_that_a_tokenizer_file_asks_for_is_switched_off(tmp_path: Path) -> None:
@@ -255,6 +155,17 @@ def test_stop_ids_are_the_generation_configs_the_tokenizers_and_the_templates_tu
     assert Renderer.from_pretrained(only_template).stop_ids == (IM_END,)
     all_three = model_directory(tmp_path / "b", eos_token="<|endoftext|>", generation={"eos_token_id": 7})
     assert Renderer.from_pretrained(all_three).stop_ids == (ENDOFTEXT, IM_END, 7)
+
+
+def test_a_template_that_ends_turns_without_a_token_leaves_it_to_eos(tmp_path: Path) -> None:
+    template = CHATML.replace("<|im_end|>", "")
+    eos = Renderer.from_pretrained(model_directory(tmp_path / "a", chat_template=template, eos_token="<|endoftext|>", generation={}))
+    assert eos.turn_end_id == ENDOFTEXT and eos.stop_ids == (ENDOFTEXT,)
+    named = model_directory(tmp_path / "b", chat_template=template, eos_token=None, generation={"eos_token_id": [7, IM_END]})
+    assert Renderer.from_pretrained(named).turn_end_id == IM_END
+    nobody = model_directory(tmp_path / "c", chat_template=template, eos_token=None, generation={})
+    with pytest.raises(ModelLoadError, match=r"ends an assistant turn with '\\n', which holds no special token"):
+        Renderer.from_pretrained(nobody)
 
 
 def test_a_template_whose_turn_end_is_no_token_is_refused(tmp_path: Path) -> None:
@@ -291,3 +202,66 @@ def test_the_text_of_a_token_is_what_it_adds_to_a_text_its_space_included(render
     backend.add_special_tokens(["<end>"])
     spaced = Renderer(PreTrainedTokenizerFast(tokenizer_object=backend), "", [2])
     assert spaced.decode([1]) == "you" and spaced.token_text(1) == " you", "a decoder of this kind eats the space that begins a text"
+
+
+def test_a_reply_is_taken_apart_by_the_parser_that_reads_what_the_template_writes(renderer: Renderer) -> None:
+    state = after(renderer, renderer.open_turn(None, [user("hi")]), f"<think>easy</think>I add.{CALL_TEXT}")
+    assert state.messages[-1] == {"role": "assistant", "content": f"<think>easy</think>I add.{CALL_TEXT}"}
+    assert (state.reply.content, state.reply.reasoning) == ("I add.", "easy")
+    call = state.reply.tool_calls[0]
+    assert (call.id, call.name, call.arguments) == ("call_0_0", "add", {"a": 1})
+    later = after(renderer, renderer.open_turn(state, [result("3")]), CALL_TEXT)
+    assert later.reply.tool_calls[0].id == "call_1_0" and later.replies[1] is state.reply
+
+
+def test_another_parser_may_read_replies_and_is_told_the_ids_without_the_stop_and_the_turn(renderer: Renderer) -> None:
+    class Recording:
+        def __init__(self) -> None:
+            self.heard: list[tuple[list[int], int]] = []
+
+        def parse(self, token_ids: np.ndarray, *, turn: int) -> ParsedReply:
+            self.heard.append((token_ids.tolist(), turn))
+            return ParsedReply("said")
+
+    parser = Recording()
+    own = Renderer(renderer.tokenizer, CHATML, renderer.stop_ids, parser=parser)
+    state = own.close_turn(own.open_turn(None, [user("hi")]), np.array([70, 71, IM_END], np.int32))
+    own.close_turn(own.open_turn(state, [user("ok")]), np.array([IM_END], np.int32))
+    assert own.parser is parser and parser.heard == [([70, 71], 0), ([], 1)] and state.reply.content == "said"
+
+
+def test_tools_reach_the_template_and_every_way_to_render_shows_the_same(renderer: Renderer) -> None:
+    own = with_template(WRITES_TOOLS)
+    assert own.writes_tools and not renderer.writes_tools
+    for one in (own, renderer):
+        turn = one.open_turn(None, [user("hi")], tools=[ADD])
+        assert turn.tools == (ADD,) and turn.text == one.prompt_text([user("hi")], [ADD]) and '"add"' in turn.text
+        whole = one.decode(one.message_ids([user("hi")], [ADD]))
+        assert turn.text == whole + "<|im_start|>assistant\n" and len(turn.spans) == 1
+        state = after(one, turn, CALL_TEXT)
+        assert added(one.open_turn(state, [result("3")], tools=[ADD]), state).startswith("\n<|im_start|>tool\n3")
+
+
+def test_the_text_that_follows_a_special_token_is_encoded_as_it_is_behind_one() -> None:
+    """Some tokenizers put a space at the beginning of a text, and some special tokens take the white space behind them."""
+    backend = Tokenizer(models.WordLevel({"\u2581hi": 0, "hi": 1, "\u2581": 2, "<unk>": 3, "\n": 4}, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split("\n", "isolated"), pre_tokenizers.Metaspace(prepend_scheme="first")]
+    )
+    backend.decoder = decoders.Metaspace(prepend_scheme="first")
+    backend.add_special_tokens([AddedToken("<end>", normalized=False), AddedToken("<eats>", rstrip=True, normalized=False)])
+    end, eats = backend.token_to_id("<end>"), backend.token_to_id("<eats>")
+    for token, expected in (("<end>", [1, end]), ("<eats>", [1, eats])):
+        template = f"{{% for m in messages %}}{{{{ m.content + '{token}' }}}}{{% endfor %}}"
+        renderer = Renderer(PreTrainedTokenizerFast(tokenizer_object=backend), template, [end, eats])
+        state = renderer.close_turn(renderer.open_turn(None, [user("hi")]), np.array([1, expected[-1]], np.int32))
+        assert renderer.open_turn(state, [user("hi")]).prompt_ids[len(state.token_ids) :].tolist() == expected
+
+
+def test_an_added_token_that_is_not_read_everywhere_is_no_beginning_for_what_follows() -> None:
+    backend = Tokenizer(models.WordLevel({"hi": 0, "<unk>": 1}, unk_token="<unk>"))
+    backend.add_tokens([AddedToken("stop", single_word=True)])
+    template = "{% for m in messages %}{{ m.content + ' stop' if m.role == 'assistant' else m.content }}{% endfor %}"
+    renderer = Renderer(PreTrainedTokenizerFast(tokenizer_object=backend), template, [2])
+    state = renderer.close_turn(renderer.open_turn(None, [user("hi")]), np.array([0, 2], np.int32))
+    assert renderer.open_turn(state, [user("hi")]).prompt_ids.tolist() == [0, 0, 2, 0]

@@ -177,6 +177,21 @@ def test_what_a_terminal_would_obey_or_what_hides_text_is_spelled_out_wherever_i
     assert harmless("tab\tline\n👩\u200d🚀 é 日本") == "tab\tline\n👩\u200d🚀 é 日本"
 
 
+def test_on_a_terminal_the_roles_have_colours_and_the_texts_their_own() -> None:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=200, color_system="standard", _environ={})
+    rollout = played(said(None, "user", "q"), replied(0, "a"), replied(0, "b"))
+    for line in conversation(rollout_record(1, rollout))[2:]:
+        console.print(line, soft_wrap=True)
+    assert out.getvalue().splitlines()[:5] == [
+        "\x1b[1;36muser\x1b[0m\x1b[2m · 2 tokens\x1b[0m",
+        "\x1b[2m  \x1b[0mq",
+        "\x1b[1m├─ branch 1\x1b[0m",
+        "\x1b[2m│  \x1b[0m\x1b[1;32massistant\x1b[0m\x1b[2m · turn 1 · 2 tokens\x1b[0m",
+        "\x1b[2m│    \x1b[0ma",
+    ]
+
+
 def test_markup_and_names_of_emoji_in_a_text_stay_as_they_are() -> None:
     text = "[bold red]no[/bold red] :smile: [link=http://x]y[/link] [/nothing]"
     out = io.StringIO()

@@ -107,6 +107,12 @@ def test_a_log_shows_what_is_waited_for_every_thirty_seconds_at_most() -> None:
     assert out.getvalue().splitlines() == ["a", "d", "e"]
 
 
+def test_what_is_said_stays_as_it_is_spelled() -> None:
+    terminal, out = plain()
+    terminal.say("a :smile: [b]face[/b]")
+    assert out.getvalue() == "a :smile: [b]face[/b]\n"
+
+
 def test_the_summary_compares_the_first_and_last_rewards_and_the_evaluations() -> None:
     clock = Clock()
     terminal, out = plain(clock)

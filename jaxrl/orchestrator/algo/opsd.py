@@ -82,7 +82,8 @@ class OPSD(Algorithm):
         shown = "\n\n".join(demonstrated_turns(found) or ())
         if not shown.strip():
             raise SampleError(
-                f"{where}: the demonstration under {key!r} (`demo_key`) must be a text that is not empty, or a list of texts, got {found!r:.80}"
+                f"{where}: the demonstration under {key!r} (`demo_key`) must be a text that is not empty, or a list of texts, "
+                f"got {found!r:.80}"
             )
         return shown
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import httpx
 import numpy as np
 import uvicorn
 
@@ -78,8 +79,6 @@ class Served:
 
     def told(self, name: str) -> float:
         """Return a number of `/metrics`, by its name and labels."""
-        import httpx
-
         text = httpx.get(self.url.removesuffix("/v1") + "/metrics").text
         return next(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.rsplit(" ", 1)[0] == name)
 

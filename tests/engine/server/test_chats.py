@@ -207,11 +207,11 @@ def test_replies_of_one_conversation_that_differ_are_continued_each_in_its_own_t
         return [*spelt(texts[request.sampling.seed % 3]), END]
 
     with served(RENDERER, script) as one, client_of(one) as client:
-        reply: Any = client.chat.completions.create(model="tiny", messages=[QUESTION], n=3, seed=0, extra_body=EXACT)  # type: ignore[list-item]
+        reply: Any = client.chat.completions.create(model="tiny", messages=[QUESTION], n=3, seed=0, extra_body=EXACT)
         for index in (2, 0, 1):
             choice = reply.choices[index]
             back = [QUESTION, {"role": "assistant", "content": choice.message.content}, {"role": "user", "content": "Sure?"}]
-            then: Any = client.chat.completions.create(model="tiny", messages=back, extra_body=EXACT)  # type: ignore[arg-type]
+            then: Any = client.chat.completions.create(model="tiny", messages=back, extra_body=EXACT)
             seen = reply.prompt_token_ids + choice.token_ids
             assert choice.message.content == texts[index] and then.prompt_token_ids[: len(seen)] == seen
 
@@ -227,11 +227,11 @@ def test_of_replies_in_the_same_words_the_newest_is_continued_unless_they_are_sa
 
         def turns(*seeds: int, salt: str = "") -> Any:
             extra = EXACT | {"cache_salt": salt}
-            first = [client.chat.completions.create(model="tiny", messages=[QUESTION], seed=s, extra_body=extra) for s in seeds]  # type: ignore[list-item]
+            first = [client.chat.completions.create(model="tiny", messages=[QUESTION], seed=s, extra_body=extra) for s in seeds]
             back = [QUESTION, {"role": "assistant", "content": "an answer"}, QUESTION]
-            then: Any = client.chat.completions.create(model="tiny", messages=back, seed=0, extra_body=extra)  # type: ignore[arg-type]
-            told = [reply.choices[0].token_ids for reply in first]  # type: ignore[attr-defined]
-            begin = len(first[0].prompt_token_ids)  # type: ignore[attr-defined]
+            then: Any = client.chat.completions.create(model="tiny", messages=back, seed=0, extra_body=extra)
+            told = [reply.choices[0].token_ids for reply in first]
+            begin = len(first[0].prompt_token_ids)
             return [then.prompt_token_ids[begin : begin + len(ids)] == ids for ids in told]
 
         assert turns(0, 1) == [False, True]
@@ -300,7 +300,7 @@ def test_what_is_not_remembered_is_rendered_anew(scripted: Served) -> None:
 def test_a_client_that_drops_its_stream_frees_its_place_and_leaves_nothing_behind(scripted: Served) -> None:
     scripted.endpoint.holds = asyncio.Event()  # nothing comes after the first piece
     with client_of(scripted) as client:
-        stream = client.chat.completions.create(model="tiny", messages=[QUESTION], tools=[ADD], stream=True)  # type: ignore[list-item]
+        stream = client.chat.completions.create(model="tiny", messages=[QUESTION], tools=[ADD], stream=True)
         next(iter(stream))
         assert scripted.service.num_sequences == 1
         stream.close()
@@ -327,12 +327,12 @@ def test_tools_beyond_the_body_and_beyond_the_window_are_refused() -> None:
 
         def refused(size: int) -> Any:
             with pytest.raises(openai.APIStatusError) as caught:
-                client.chat.completions.create(model="tiny", messages=[QUESTION], tools=[tool(size)])  # type: ignore[list-item]
+                client.chat.completions.create(model="tiny", messages=[QUESTION], tools=[tool(size)])
             return caught.value
 
         assert (refused(200_000).status_code, refused(200_000).code) == (413, "body_too_long")
         assert (refused(100_000).status_code, refused(100_000).code) == (400, "context_length_exceeded")
-        assert client.chat.completions.create(model="tiny", messages=[QUESTION], tools=[tool(10)]).choices[0].message.content  # type: ignore[list-item]
+        assert client.chat.completions.create(model="tiny", messages=[QUESTION], tools=[tool(10)]).choices[0].message.content
         for depth in (200, 900, 20_000):
             reply = httpx.post(one.url + "/chat/completions", content=nested(depth), timeout=30)
             assert reply.status_code in (200, 400), reply.text

@@ -90,7 +90,7 @@ TABLE = [
     pytest.param([*START, said(1, "tool", [5])], {}, [[0, 0, 0, 0, 0.1]], id="what is said after the last reply"),
     pytest.param([said(None, "user", [1]), reply(0, [2], 1), said(1, "tool", [3]), reply(2, [4])], {}, [[0, 0, 0.1, 0]], id="empty reply"),
     pytest.param([*START, said(1, "tool", [5], name="calculator"), said(2, "tool", [6], name="search"), said(3, "tool", [7]),
-                  reply(4, [8])], CALCULATOR, [[0, 0, 0, 0, 0.5, 0, 0, 0]], id="answers of one tool, and of none that another one or none gave"),
+                  reply(4, [8])], CALCULATOR, [[0, 0, 0, 0, 0.5, 0, 0, 0]], id="answers of one tool alone"),
     pytest.param(SHARED, ALL, [[0, 0, 0, 0, 0.5, 0.5, 0], [0, 0, 0, 0, 0, 0, 0.3, 0]], id="a shared observation trains once"),
     pytest.param([*START, said(1, "tool", [5]), reply(2, [6]), said(0, "tool", [7]), reply(4, [8]), said(5, "tool", [9])], {},
                  [[0, 0, 0, 0, 0.1, 0], [0, 0, 0, 0, 0.1]], id="a second branch has a first reply of its own"),

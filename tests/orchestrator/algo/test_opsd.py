@@ -117,6 +117,7 @@ async def test_a_default_system_prompt_of_the_template_stays_in_the_rollout_and_
     [
         pytest.param({"demonstration": "told"}, {"demonstration": "task"}, {}, "told", id="what the environment told"),
         pytest.param({}, {"demonstration": "task"}, {}, "task", id="what the task holds"),
+        pytest.param({}, {"demonstration": ["first", "then"]}, {}, "first\n\nthen", id="the replies of several turns"),
         pytest.param({}, {}, {}, "own of sum-7", id="the environment's own"),
         pytest.param({"worked": "told"}, {}, {"demo_key": "worked"}, "told", id="under another key"),
     ],
@@ -135,6 +136,7 @@ def test_where_the_demonstration_is_looked_for(info: dict, spec: dict, settings:
         pytest.param({}, {"demo_key": "worked"}, "no demonstration under 'worked'", id="no fallback for another key"),
         pytest.param({"demonstration": 7}, {}, "under 'demonstration' .* must be a text .* got 7", id="no text"),
         pytest.param({"demonstration": "  "}, {}, "must be a text that is not empty", id="empty"),
+        pytest.param({"demonstration": ["a", 7]}, {}, r"or a list of texts, got \['a', 7\]", id="no texts"),
     ],
 )
 def test_a_demonstration_that_will_not_do_is_named_with_key_environment_and_task(info: dict, settings: dict, message: str) -> None:
