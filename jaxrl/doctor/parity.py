@@ -170,6 +170,7 @@ async def _play(exam: Examination, num_tasks: int, temperature: float | None) ->
                     run_seed=config.run.seed,
                     seed_scope=f"doctor:{env.name}",
                     window=config.engine.max_model_len,
+                    history=env_config.history,
                 )
                 tasks.create_task(play_rollout(env, rollout, session, env_config.rollout_deadline_s))
                 rollouts.append(rollout)

@@ -17,7 +17,7 @@ from jaxrl.types import Boundary, Rollout
 
 
 async def play_rollout(env: Environment, rollout: Rollout, session: Session, deadline_s: float) -> None:
-    """Play a rollout to its end and write the outcome on it: reward or failure, stop reason, metrics, info, duration.
+    """Play a rollout to its end and write the outcome on it: rewards or failure, stop reason, metrics, info, duration.
 
     The environment's own clean-up (its `finally` blocks) has run when this returns, whatever happened.
 

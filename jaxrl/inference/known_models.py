@@ -64,7 +64,7 @@ def load_renderer(model_name: str, *, renderer: str = "auto", tool_format: ToolF
     registered = _registered(model_name, renderer)
     own = Renderer.from_pretrained(model_name, tool_format=tool_format)
     if registered is None:
-        _log.info("messages become tokens by the tokenizer's own chat template")
+        _log.info("messages become tokens by the tokenizer's own chat template; %s", own.parser.how)
         return own
     try:
         known = KnownModel(registered, model_name, own)
@@ -83,7 +83,7 @@ def load_renderer(model_name: str, *, renderer: str = "auto", tool_format: ToolF
     parser: ReplyParser = find_parser(own.tokenizer.backend_tokenizer, known.render_text, tool_format)
     if tool_format == "auto" and not parser.is_proven:
         parser = KnownReplyParser(known)
-    _log.info("messages become tokens by the renderer %r of the `renderers` package", registered)
+    _log.info("messages become tokens by the renderer %r of the `renderers` package; %s", registered, parser.how)
     return own.with_known(known, parser)
 
 
@@ -254,8 +254,7 @@ class KnownReplyParser:
     def __init__(self, known: KnownModel) -> None:
         self._known = known
         self._decode = known.decode
-        self.why = f"the renderer {known.name!r} has a format of its own"
-        """How the format was chosen, for logs."""
+        self.how = f"calls of tools are read by the renderer {known.name!r}, which has a format of its own"
 
     def parse(self, token_ids: np.ndarray, *, turn: int) -> ParsedReply:
         """Take a reply apart; nothing that a model writes makes it raise."""

@@ -151,25 +151,24 @@ class Conversation:
     """What the policy may call."""
 
 
+_ASKED = [_user(QUESTIONS[0])]
 _PLAIN_TURNS = [(_says(REPLY), [_user(text)]) for text in QUESTIONS[1:]]
 CONVERSATIONS = (
-    Conversation("user", [_user(QUESTIONS[0])], _PLAIN_TURNS),
-    Conversation("system", [*SYSTEM, _user(QUESTIONS[0])], _PLAIN_TURNS),
-    Conversation("thinking", [_user(QUESTIONS[0])], _PLAIN_TURNS, thought=THOUGHT),
+    Conversation("user", _ASKED, _PLAIN_TURNS),
+    Conversation("system", [*SYSTEM, *_ASKED], _PLAIN_TURNS),
+    Conversation("thinking", _ASKED, _PLAIN_TURNS, thought=THOUGHT),
     Conversation(
         "list content",
         [_user([{"type": "text", "text": QUESTIONS[0]}])],
         [(_says(REPLY), [_user([{"type": "text", "text": text}])]) for text in QUESTIONS[1:]],
     ),
     Conversation(
-        "assistant last", [_user(QUESTIONS[0]), _says(REPLY)], [(_says(REPLY), [_user(text), _says(REPLY)]) for text in QUESTIONS[1:]]
+        "assistant last", [*_ASKED, _says(REPLY)], [(_says(REPLY), [_user(text), _says(REPLY)]) for text in QUESTIONS[1:]]
     ),
-    Conversation("tool", [_user(QUESTIONS[0])], [(_calls(PLAIN_ARGUMENTS), _results(1)), (_calls(ODD_ARGUMENTS), _results(1))], tools=[TOOL]),
-    Conversation("parallel tools", [_user(QUESTIONS[0])], [(_calls(PLAIN_ARGUMENTS, ODD_ARGUMENTS), _results(2))], tools=[TOOL]),
-    Conversation(
-        "tool and question", [_user(QUESTIONS[0])], [(_calls(ODD_ARGUMENTS), _results(1)), (_says(REPLY), [_user(QUESTIONS[1])])], tools=[TOOL]
-    ),
-    Conversation("tool with thinking", [_user(QUESTIONS[0])], [(_calls(ODD_ARGUMENTS), _results(1))], thought=THOUGHT, tools=[TOOL]),
+    Conversation("tool", _ASKED, [(_calls(PLAIN_ARGUMENTS), _results(1)), (_calls(ODD_ARGUMENTS), _results(1))], tools=[TOOL]),
+    Conversation("parallel tools", _ASKED, [(_calls(PLAIN_ARGUMENTS, ODD_ARGUMENTS), _results(2))], tools=[TOOL]),
+    Conversation("tool and question", _ASKED, [(_calls(ODD_ARGUMENTS), _results(1)), *_PLAIN_TURNS[:1]], tools=[TOOL]),
+    Conversation("tool with thinking", _ASKED, [(_calls(ODD_ARGUMENTS), _results(1))], thought=THOUGHT, tools=[TOOL]),
 )
 """Every kind; the prompts end on a question, on the result of a tool and on a reply that the policy did not write."""
 
@@ -299,7 +298,9 @@ def _look_at_tools(renderer: Renderer, needs: Needs, found: _Findings) -> None:
         found.problems.append(f"an environment offers tools, and {why}; use a model whose chat template has tools")
         return
     told = _text_with(renderer, [_user(QUESTIONS[0]), _calls(ODD_ARGUMENTS), *_results(1)], [TOOL])
-    told = told or renderer.prompt_text([_user(QUESTIONS[0]), _says(REPLY), *_results(1)], [TOOL])
+    told = told or _text_with(renderer, [_user(QUESTIONS[0]), _says(REPLY), *_results(1)], [TOOL])
+    if told is None:
+        return
     if RESULT not in told:
         found.problems.append("an environment offers tools, and the chat template leaves out what they answer; use another template")
     if TOOL["function"]["description"] not in told:

@@ -30,6 +30,9 @@ class ParsedReply:
 class ReplyParser(Protocol):
     """Takes replies apart, in the way of one model."""
 
+    how: str
+    """In which format calls are read and why in this one, for logs."""
+
     def parse(self, token_ids: np.ndarray, *, turn: int) -> ParsedReply:
         """Take a reply apart; nothing that a model writes makes it raise.
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from jaxrl.config.env import ExampleConfig, PythonEnvConfig
+from jaxrl.config.load import load_config
 from jaxrl.config.reward import PythonRewardConfig
 from jaxrl.config.turns import BudgetConfig
 from jaxrl.envs.base import Environment, TaskSpec
@@ -123,6 +124,15 @@ def test_a_setting_without_a_place_to_go_is_an_error(setting: str, value: Any) -
 def test_whatever_is_wrong_is_an_error_of_the_configuration(target: str, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         build(target, **settings)
+
+
+def test_a_run_may_refuse_it(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(
+        "[orchestrator.model]\nname = 'models/tiny'\n[[orchestrator.train.env]]\ntype = 'python'\nimport_path = 'my_games:Game'\n"
+    )
+    assert load_config(tmp_path / "run.toml", []).orchestrator.train.env[0].type == "python"
+    with pytest.raises(ConfigError, match="`orchestrator.train.env.0.import_path`.*`run.allow_import_paths`=false refuses every import path"):
+        load_config(tmp_path / "run.toml", ["--run.allow_import_paths", "false"])
 
 
 def test_a_reward_in_place_of_its_own_is_refused() -> None:

@@ -1,7 +1,7 @@
 """The committed tokenizers and chat templates of `tests/golden/templates`, and what transformers makes of a conversation with them.
 
-What transformers says is the independent half of every comparison: it renders and encodes a whole conversation at once, and knows nothing of
-turns, sampled ids or branches.
+What transformers says is the independent half of every comparison: it renders and encodes a whole conversation at once, and knows
+nothing of turns, sampled ids or branches.
 """
 
 import functools

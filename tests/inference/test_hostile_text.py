@@ -1,4 +1,4 @@
-"""Hostile texts and random ids, in every role and over every committed style: ids stay what they were, and nothing quoted becomes anything."""
+"""Hostile texts and random ids, in every role and over every committed style: ids stay, and nothing quoted becomes anything."""
 
 import numpy as np
 import pytest

@@ -7,11 +7,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from jaxrl.batching import rollout_to_samples
+from jaxrl.config.env import SamplingConfig
+from jaxrl.envs.session import PolicySession
 from jaxrl.errors import ConfigError
 from jaxrl.inference.known_models import KnownModel, KnownReplyParser, _ends, _registered, load_renderer
+from jaxrl.inference.pool import PolicyPool
 from jaxrl.inference.rendering import Renderer
 from jaxrl.inference.tokenizer_files import load_tokenizer
 from jaxrl.inference.turns import RenderedTurn, RenderState
+from tests.envs.policies import make_rollout
+from tests.fakes import ScriptedEndpoint
 
 TEMPLATES = Path(__file__).parents[1] / "golden" / "templates"
 QWEN3 = TEMPLATES / "qwen3"
@@ -209,6 +215,28 @@ def test_auto_takes_the_package_for_a_name_that_it_knows_if_it_fits(
 
 
 @needs_package
+@pytest.mark.parametrize(("history", "num_forks"), [("template", 1), ("keep", 0)])
+async def test_a_rollout_trains_each_sampled_token_once_and_knows_what_is_a_results_own_text(
+    qwen3: Renderer, history: str, num_forks: int
+) -> None:
+    texts = [f"<think>\nadd\n</think>\n\n{CALL}<|im_end|>", "<think>\nso\n</think>\n\n11<|im_end|>", "12<|im_end|>"]
+    sampled = [qwen3.encode(text, add_special_tokens=False).tolist() for text in texts]
+    endpoint = ScriptedEndpoint(lambda request, _: sampled[int(request.request_id.rpartition("/")[2])])
+    rollout = make_rollout()
+    pool = PolicyPool([endpoint], 0)
+    session = PolicySession(pool, qwen3, rollout, SamplingConfig(), run_seed=0, seed_scope="toy", window=4096, history=history)
+    for messages in ([user("8 + 3")], [tool("11")], [user("and 1")]):
+        await session.ask(messages, tools=TOOLS)
+    assert rollout.metrics["forks"] == num_forks
+    samples = rollout_to_samples(rollout)
+    assert len(samples) == num_forks + 1
+    trained = [sample.token_ids[sample.loss_mask].tolist() for sample in samples]
+    assert [token for one in trained for token in one] == [token for one in sampled for token in one]
+    (node,) = [node for node in rollout.nodes if node.role == "tool" and node.parent == 1]
+    assert node.is_content is not None and qwen3.decode(node.token_ids[node.is_content]) == "11"
+
+
+@needs_package
 def test_other_tools_begin_anew(qwen3: Renderer) -> None:
     state = answered(qwen3, qwen3.open_turn(None, [user("8 + 3")], tools=TOOLS), "11<|im_end|>")
     for history in ("template", "keep"):
@@ -253,8 +281,9 @@ def test_the_log_says_what_renders_and_where_it_parts_from_the_template(caplog: 
         load_renderer(str(QWEN3), renderer="qwen3")
         load_renderer(str(TEMPLATES / "llama3"), renderer="llama-3")  # the package writes a date, this template none
     said = [record.getMessage() for record in caplog.records]
+    read = "calls of tools are read as 'hermes': it reads what the chat template writes"
     assert said[:2] == [
-        "messages become tokens by the tokenizer's own chat template",
-        "messages become tokens by the renderer 'qwen3' of the `renderers` package",
+        f"messages become tokens by the tokenizer's own chat template; {read}",
+        f"messages become tokens by the renderer 'qwen3' of the `renderers` package; {read}",
     ]
     assert "the renderer 'llama-3' writes a plain question in other tokens than the chat template" in said[2]

@@ -9,7 +9,8 @@ from jaxrl.inference.rendering import Renderer
 from tests.inference.styles import STYLES, renderer_of, tokenizer_of
 
 ALL = Needs(turns=True, system=True, tools=True)
-PLAIN = ("user", "system", "thinking", "list content", "assistant last", "tool", "parallel tools", "tool and question", "tool with thinking")
+TOOL_KINDS = ("tool", "parallel tools", "tool and question", "tool with thinking")
+KINDS = ("user", "system", "thinking", "list content", "assistant last", *TOOL_KINDS)
 NOT_CONTINUED = {
     "chatml": {},
     "llama3": {},
@@ -19,8 +20,8 @@ NOT_CONTINUED = {
     "strips_thinking": {"rewritten": {"thinking", "tool with thinking"}},
     "mistral": {"rewritten": {"system", "tool and question"}, "refused": {"assistant last"}},
     "channels": {"rewritten": {"assistant last"}},
-    "gemma": {"refused": {"system", "assistant last", "tool", "parallel tools", "tool and question", "tool with thinking"}},
-    "opens_thinking": {"rewritten": set(PLAIN)},
+    "gemma": {"refused": {"system", "assistant last", *TOOL_KINDS}},
+    "opens_thinking": {"rewritten": set(KINDS)},
 }
 REMARKS = {
     "qwen3": ["earlier thinking is dropped by a later turn ('<think>\\nTwo and thre' became 'It is five.<|im_end|')"],
@@ -48,7 +49,7 @@ def test_each_style_continues_rewrites_and_refuses_what_its_template_says(style:
     expected = NOT_CONTINUED[style]
     assert set(found.rewritten) == expected.get("rewritten", set())
     assert set(found.refused) == expected.get("refused", set())
-    assert found.continued == tuple(kind for kind in PLAIN if kind not in found.rewritten | found.refused)
+    assert found.continued == tuple(kind for kind in KINDS if kind not in found.rewritten | found.refused)
 
 
 @pytest.mark.parametrize("style", STYLES)
@@ -57,7 +58,8 @@ def test_only_what_the_run_needs_is_a_problem_and_only_what_it_meets_is_a_remark
     assert len(preflight(renderer_of(style)).remarks) == (style == "dated")
     found = preflight(renderer_of(style), ALL)
     assert len(found.problems) == (2 if style == "gemma" else 0)
-    assert [remark.startswith(start) for remark, start in zip(found.remarks, REMARKS.get(style, []), strict=True)] == [True] * len(found.remarks)
+    for remark, beginning in zip(found.remarks, REMARKS.get(style, []), strict=True):
+        assert remark.startswith(beginning)
 
 
 def test_a_template_without_system_role_or_tools_is_a_problem_of_an_environment_that_has_them() -> None:
@@ -80,7 +82,8 @@ def test_the_hash_is_that_of_the_template_as_it_was_given() -> None:
 def test_a_bos_that_is_written_twice_is_a_problem_and_one_that_only_bare_text_gets_is_a_remark() -> None:
     renderer = renderer_of("llama3")
     twice = Renderer(renderer.tokenizer, "{{- bos_token }}" + renderer.chat_template, renderer.stop_ids)
-    assert preflight(twice).problems == ("a prompt begins with BOS twice, which the model has never seen: remove it from the chat template",)
+    (problem,) = preflight(twice).problems
+    assert problem.startswith("a prompt begins with BOS twice, which the model has never seen")
     never = Renderer(renderer.tokenizer, renderer.chat_template.replace("{{- bos_token }}", ""), renderer.stop_ids)
     (remark,) = preflight(never).remarks
     assert remark.startswith("the tokenizer puts BOS before bare text and the chat template does not")

@@ -23,20 +23,21 @@ TURN_TEXTS = {
     "<|start_header_id|>assistant<|end_header_id|>\n\n",
     "qwen3": "<|im_start|>user\n1 + 2? <|im_end|>\n<|im_start|>assistant\n3<|im_end|>\n<|im_start|>user\nSure?<|im_end|>\n"
     "<|im_start|>assistant\n",
-    "gemma": "<bos><start_of_turn>user\n1 + 2?<end_of_turn>\n<start_of_turn>model\n3<end_of_turn>\n<start_of_turn>user\nSure?<end_of_turn>\n"
-    "<start_of_turn>model\n",
+    "gemma": "<bos><start_of_turn>user\n1 + 2?<end_of_turn>\n<start_of_turn>model\n3<end_of_turn>\n"
+    "<start_of_turn>user\nSure?<end_of_turn>\n<start_of_turn>model\n",
     "mistral": "<s>[INST] 1 + 2? [/INST] 3</s>[INST] Sure?[/INST]",
     "no_turn_end": "<s>USER: 1 + 2? \nASSISTANT: 3</s>USER: Sure?\nASSISTANT: ",
     "strips_thinking": "<|im_start|>user\n1 + 2? <|im_end|>\n<|im_start|>assistant\n3<|im_end|>\n<|im_start|>user\nSure?<|im_end|>\n"
     "<|im_start|>assistant\n",
-    "dated": "<|im_start|>system\nToday is 01 Jan 2025.<|im_end|>\n<|im_start|>user\n1 + 2? <|im_end|>\n<|im_start|>assistant\n3<|im_end|>\n"
-    "<|im_start|>user\nSure?<|im_end|>\n<|im_start|>assistant\n",
+    "dated": "<|im_start|>system\nToday is 01 Jan 2025.<|im_end|>\n<|im_start|>user\n1 + 2? <|im_end|>\n"
+    "<|im_start|>assistant\n3<|im_end|>\n<|im_start|>user\nSure?<|im_end|>\n<|im_start|>assistant\n",
     "opens_thinking": "<|begin|><|User|>1 + 2? <|Assistant|>3<|end|><|User|>Sure?<|Assistant|><think>\n",
     "channels": "<|start|>user<|message|>1 + 2? <|end|><|start|>assistant<|channel|>final<|message|>3<|end|>"
     "<|start|>user<|message|>Sure?<|end|><|start|>assistant<|channel|>final<|message|>",
 }
 LOOP_ENDS = {
-    "chatml": f"<|im_start|>assistant\n<tool_call>{JSON_CALL}</tool_call><|im_end|>\n<|im_start|>tool\n3<|im_end|>\n<|im_start|>assistant\n",
+    "chatml": f"<|im_start|>assistant\n<tool_call>{JSON_CALL}</tool_call><|im_end|>\n"
+    "<|im_start|>tool\n3<|im_end|>\n<|im_start|>assistant\n",
     "llama3": '{"name": "add", "parameters": {"a": 1, "b": null, "is_exact": true}}<|eot_id|>'
     "<|start_header_id|>ipython<|end_header_id|>\n\n3<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n",
     "qwen3": f"<|im_start|>assistant\n<tool_call>\n{JSON_CALL}\n</tool_call><|im_end|>\n"
@@ -64,7 +65,7 @@ def test_what_is_peculiar_to_a_style_is_in_its_template() -> None:
     assert their_text("qwen3", PARALLEL).endswith(both)
     thinking = [user("1?"), assistant(thought="one", calls=[CALL]), result("3")]
     assert "<think>\none\n</think>" in their_text("qwen3", thinking) and "one" not in their_text("strips_thinking", thinking)
-    assert their_text("qwen3", TURNS[:1] + [assistant("3")], asks=False).endswith("<think>\n\n</think>\n\n3<|im_end|>\n")
+    assert their_text("qwen3", [*TURNS[:1], assistant("3")], asks=False).endswith("<think>\n\n</think>\n\n3<|im_end|>\n")
     tools_first = their_text("mistral", [*TURNS[:2], user("Sure?")], tools=[ADD])
     assert tools_first.index("[AVAILABLE_TOOLS]") > tools_first.index("1 + 2?"), "the tools stand before the last question"
     assert their_text("channels", TURNS[:2], asks=False).endswith("easy<|end|><|start|>assistant<|channel|>final<|message|>3<|return|>")

@@ -1,8 +1,10 @@
 """The prefix property and exact ids over every committed style: what was seen stays, or the turn is a fork that is rendered anew.
 
-The expected number of forks of a conversation follows from the first line of each template. Where a style continues, its prompt must have the
-very ids that transformers gives the whole conversation, although ours was put together turn by turn from what was sampled.
+The expected number of forks of a conversation follows from the first line of each template. Where a style continues, its prompt must have
+the very ids that transformers gives the whole conversation, although ours was put together turn by turn from what was sampled.
 """
+
+import itertools
 
 import numpy as np
 import pytest
@@ -39,9 +41,9 @@ def played(style: str, script: str, history: str = "template") -> list[Played]:
 
 @pytest.mark.parametrize("history", ["template", "keep"])
 @pytest.mark.parametrize(("style", "script"), CASES)
-def test_a_prompt_is_all_that_was_seen_and_sampled_before_with_a_new_suffix_or_a_counted_fork(style: str, script: str, history: str) -> None:
+def test_a_prompt_is_all_that_was_seen_and_sampled_before_with_a_new_suffix_or_a_fork(style: str, script: str, history: str) -> None:
     turns = played(style, script, history)
-    for before, after in zip(turns, turns[1:], strict=False):
+    for before, after in itertools.pairwise(turns):
         new = [*after.turn.spans, after.turn.generation_prompt]
         seen = [] if after.turn.is_fork else [before.turn.prompt_ids, before.sampled]
         np.testing.assert_array_equal(after.turn.prompt_ids, np.concatenate([*seen, *new]))

@@ -60,7 +60,8 @@ async def stream_events(
             num_tokens = 0
             async for batch in arrivals:
                 num_tokens += sum(len(what.token_ids) for _, what in batch if isinstance(what, SampledTokens))
-                yield await off_loop(_word, writer, batch)
+                if events := await off_loop(_word, writer, batch):
+                    yield events
         yield writer.last(num_tokens)
     except Exception as error:
         refusal = failed() or refusal_of(error)

@@ -98,6 +98,7 @@ class Gateway:
                 lifespan="off",
                 access_log=False,
                 log_config=None,
+                log_level="warning",
                 interface="asgi3",
                 http="h11",
                 ws="none",

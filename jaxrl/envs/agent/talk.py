@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from jaxrl.config.turns import BudgetConfig
 from jaxrl.envs.agent.bodies import Ask, Refusal, Told
 from jaxrl.envs.base import Reply, Session
 from jaxrl.errors import EnvError, JaxrlError, PromptTooLongError
-from jaxrl.inference.chat_wire import finish_word
+from jaxrl.inference.chat_wire import Message, finish_word
 from jaxrl.inference.conversations import Key
 from jaxrl.inference.replies import ParsedReply
 from jaxrl.inference.reply_stream import ReplyTeller
@@ -105,7 +105,7 @@ class Talk:
         session = point.take()
         is_recorded = False
         try:
-            reply = await session.ask(ask.messages[num_known:], tools=ask.tools)
+            reply = await session.ask(_named(ask.messages)[num_known:], tools=ask.tools)
             is_recorded = True
         except PromptTooLongError as error:
             self.too_long = error
@@ -164,6 +164,12 @@ class Talk:
 def over() -> Refusal:
     """Return the refusal of a request whose rollout is over, or never was."""
     return Refusal(401, "this API key belongs to no rollout that goes on; a rollout ends when its agent returns", code="invalid_api_key")
+
+
+def _named(messages: Sequence[Message]) -> list[Message]:
+    """Return messages in which each answer of a tool says which tool it is of, as OpenAI's messages do not."""
+    names = {call["id"]: call["function"]["name"] for message in messages for call in message.get("tool_calls", ())}
+    return [message | {"name": names[call_id]} if (call_id := message.get("tool_call_id")) in names else message for message in messages]
 
 
 def _told(reply: Reply, ask: Ask) -> Told:

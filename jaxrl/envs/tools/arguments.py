@@ -74,7 +74,7 @@ def _misfit_of_object(value: dict[str, Any], schema: Mapping[str, Any]) -> str:
     unknown = [name for name in value if name not in properties]
     if unknown and "properties" in schema and not schema.get("additionalProperties", False):
         known = "there are " + ", ".join(f"`{name}`" for name in properties) if properties else "there are none"
-        return f"there is no `{unknown[0]}`; {known}"
+        return f"there is no `{unknown[0][:64]}`; {known}"
     found = (misfit(value[name], part, f"`{name}`") for name, part in properties.items() if name in value)
     return next(filter(None, found), "")
 

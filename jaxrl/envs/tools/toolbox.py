@@ -75,13 +75,14 @@ class Toolbox:
             content = f"error: {call.error}"
         elif tool is None:
             counts[UNKNOWN] += 1
-            content = f"error: no tool {call.name[:64]!r}; there are {', '.join(self._tools)}"
+            content = f"error: no such tool; there are {', '.join(self._tools)}"
         elif words := misfit(call.arguments, tool.parameters):
             counts[ERRORS] += 1
             content = f"error: {words}"
         else:
             content = await self._result(tool, call.arguments, counts)
-        named = {"name": call.name} if call.name else {}
+        # A name that the policy made up may be anything, and templates write names as they are.
+        named = {"name": call.name} if tool else {}
         return {"role": "tool", "tool_call_id": call.id, **named, "content": content}
 
     def close(self) -> None:

@@ -47,6 +47,7 @@ class CallParser:
         self.is_proven = is_proven
         self.thinks_at_once = thinks_at_once
         self.why = why
+        self.how = f"calls of tools are read as {call_format.name!r}" + (f": {why}" if why else "")
         self._tagger = Tagger(tokenizer, (*call_format.tags, THINK, END_THINK))
 
     def parse(self, token_ids: np.ndarray, *, turn: int) -> ParsedReply:

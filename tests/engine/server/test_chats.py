@@ -225,18 +225,21 @@ def test_of_replies_in_the_same_words_the_newest_is_continued_unless_they_are_sa
 
     with served(RENDERER, script) as one, client_of(one) as client:
 
-        def turns(*seeds: int, salt: str = "") -> Any:
+        def opened(seed: int, salt: str = "") -> list[int]:
             extra = EXACT | {"cache_salt": salt}
-            first = [client.chat.completions.create(model="tiny", messages=[QUESTION], seed=s, extra_body=extra) for s in seeds]
-            back = [QUESTION, {"role": "assistant", "content": "an answer"}, QUESTION]
-            then: Any = client.chat.completions.create(model="tiny", messages=back, seed=0, extra_body=extra)
-            told = [reply.choices[0].token_ids for reply in first]
-            begin = len(first[0].prompt_token_ids)
-            return [then.prompt_token_ids[begin : begin + len(ids)] == ids for ids in told]
+            reply: Any = client.chat.completions.create(model="tiny", messages=[QUESTION], seed=seed, extra_body=extra)
+            return reply.prompt_token_ids + reply.choices[0].token_ids
 
-        assert turns(0, 1) == [False, True]
-        assert turns(1, 0) == [False, True]
-        assert turns(0, salt="a") == [True] and turns(1, salt="b") == [True] and turns(1) == [True]
+        def goes_on(seen: list[int], salt: str = "") -> bool:
+            back = [QUESTION, {"role": "assistant", "content": "an answer"}, QUESTION]
+            extra = EXACT | {"cache_salt": salt}
+            then: Any = client.chat.completions.create(model="tiny", messages=back, seed=0, extra_body=extra)
+            return then.prompt_token_ids[: len(seen)] == seen
+
+        first, second = opened(0), opened(1)
+        assert first != second and (goes_on(first), goes_on(second)) == (False, True)
+        of_a, of_b = opened(0, "a"), opened(1, "b")
+        assert (goes_on(of_a, "a"), goes_on(of_b, "b"), goes_on(second)) == (True, True, True)
 
 
 def test_parallel_episodes_of_one_conversation_stay_in_their_own_tokens() -> None:

@@ -114,7 +114,7 @@ async def test_the_openai_client_plays_five_turns_with_tools_and_the_ids_are_tho
     assert (rollout.failure, rollout.reward, rollout.stop_reason) == (None, 1.0, "done")
     assert rollout.num_turns == 5 and [node.parent for node in rollout.nodes].count(None) == 1
     assert [len(node.tool_calls) for node in rollout.nodes if node.sampled] == [1, 1, 1, 1, 0]
-    assert [node.content for node in rollout.nodes if node.role == "tool"] == ["3", "6", "10", "15"]
+    assert [(node.name, node.content) for node in rollout.nodes if node.role == "tool"] == [("add", str(n)) for n in (3, 6, 10, 15)]
     check_exact(rollout, endpoint)
     (sample,) = rollout_to_samples(rollout)
     whole = [token for request in endpoint.requests for token in endpoint.reply(request, 0)]
@@ -178,6 +178,22 @@ async def test_compaction_forks_at_what_is_left_and_an_earlier_point_can_be_gone
     check_exact(rollout, endpoint)
     trained = [STYLE.decode(sample.token_ids[sample.loss_mask]) for sample in rollout_to_samples(rollout)]
     assert trained == ["A<|im_end|>much<|im_end|>", "C<|im_end|>", "little<|im_end|>yes<|im_end|>"]
+
+
+async def test_what_an_agent_writes_in_place_of_the_policy_is_not_the_policys(play: Play) -> None:
+    async def agent(spec: dict[str, Any], base_url: str, api_key: str) -> float:
+        async with client(base_url, api_key) as api:
+            chat = [user("q")]
+            await ask(api, chat)
+            await ask(api, [chat[0], chat[1] | {"content": "Better."}, user("next")])
+        return 1.0
+
+    endpoint = telling("A", b0_0="B")
+    rollout = await play(agent, endpoint)
+    assert [(node.parent, node.content, node.sampled) for node in rollout.nodes] == [
+        (None, "q", False), (0, "A", True), (0, "Better.", False), (2, "next", False), (3, "B", True),
+    ]  # fmt: skip
+    check_exact(rollout, endpoint)
 
 
 async def test_requests_side_by_side_each_get_a_reply_of_their_own(play: Play) -> None:

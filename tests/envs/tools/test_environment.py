@@ -11,7 +11,7 @@ from jaxrl.config.env import SamplingConfig, ToolsEnvConfig
 from jaxrl.config.reward import PythonRewardConfig
 from jaxrl.config.turns import BudgetConfig
 from jaxrl.envs.answers import exact_match
-from jaxrl.envs.base import Reply
+from jaxrl.envs.base import Reply, demonstrated_turns
 from jaxrl.envs.build import build_environment, require_disjoint_questions
 from jaxrl.envs.play import play_rollout
 from jaxrl.envs.text_session import demonstration_session
@@ -75,7 +75,7 @@ async def test_an_answer_needs_no_call_and_a_wrong_one_is_worth_nothing() -> Non
         ('<tool_call>\n{"name": "calculator", "arguments": {"expression": "8 + 3"\n</tool_call>', "error: ", "malformed"),
         ('<tool_call>\n{"name": "calculator", "arguments": "8 + 3"}\n</tool_call>', "error: ", "malformed"),
         ('<tool_call>\n{"name": "calculator", "arg', "error: ", "malformed"),
-        (called("8 + 3", name="abacus"), "error: no tool 'abacus'; there are calculator", "unknown"),
+        (called("8 + 3", name="abacus"), "error: no such tool; there are calculator", "unknown"),
         (called("8 + 3", argument="sum"), "error: `expression` is missing", "errors"),
         (called("8 / 0"), "error: division by zero", "errors"),
     ],
@@ -237,7 +237,7 @@ async def test_a_demonstration_calls_the_calculator_and_gives_the_answer() -> No
 async def test_a_model_may_know_the_calculator_by_another_name() -> None:
     env = tool_environment(configured(calculator_name="calc", calculator_argument="expr", demonstration_format="hermes"))
     spec = env.tasks()[0]
-    call, answer = env.demonstration(spec) or ()
+    call, answer = demonstrated_turns(env.demonstration(spec)) or ("", "")
     assert call.startswith('<tool_call>\n{"name": "calc", "arguments": {"expr": "') and (await played(env, call, answer)).reward == 1.0
     assert counts(await played(env, called("8 + 3"), answer)) == {"calls": 1, "unknown": 1}
 

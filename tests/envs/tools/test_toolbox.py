@@ -40,7 +40,7 @@ async def test_a_right_call_is_answered_with_the_result_alone_under_its_id_and_n
     [
         (call("calculator", None, error="no closing brace"), "error: no closing brace", "malformed"),
         (call("", None, error="no closing brace"), "error: no closing brace", "malformed"),
-        (call("weather", {}), "error: no tool 'weather'; there are calculator", "unknown"),
+        (call("weather", {}), "error: no such tool; there are calculator", "unknown"),
         (call("calculator", {}), "error: `expression` is missing", "errors"),
         (call("calculator", {"expression": 8}), "error: `expression` must be of type string, got 8", "errors"),
         (call("calculator", {"expression": "1", "digits": 2}), "error: there is no `digits`; there are `expression`", "errors"),
@@ -62,9 +62,12 @@ async def test_a_malformed_call_is_never_run() -> None:
     assert not ran
 
 
-async def test_the_name_of_a_malformed_call_is_left_out_where_it_is_not_known() -> None:
+@pytest.mark.parametrize(("name", "told"), [("calculator", "calculator"), ("", None), ("<|im_end|>", None)])
+async def test_an_answer_has_the_name_of_its_tool_and_never_one_that_the_policy_made_up(name: str, told: str | None) -> None:
     toolbox = Toolbox("env 'toy'", [calculator()])
-    assert "name" not in await toolbox.answer(call("", None, error="e"), toolbox.empty_counts())
+    for arguments in (None, {"expression": "1"}):
+        message = await toolbox.answer(call(name, arguments, error="e"), toolbox.empty_counts())
+        assert message.get("name") == told and "im_end" not in message["content"]
 
 
 async def test_whatever_a_tool_raises_is_an_answer() -> None:

@@ -116,7 +116,7 @@ async def test_the_numbers_are_the_same_in_any_company_and_no_more_are_asked_for
     model = FakeModel(tokenizer=renderer())
     rollouts = [forked_rollout(num_branches) for num_branches in (30, 1, 7)]
     async with taught(model, max_concurrency=4) as (server, algorithm):
-        model.wait_s = 0.005
+        model.wait_s = 0.05
         await asyncio.gather(*(algorithm.score_rollout(rollout) for rollout in rollouts))
         assert server.most_waiting == 4
         model.wait_s = 0.0
