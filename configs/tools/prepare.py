@@ -29,9 +29,9 @@ START_MODEL = ROOT / "configs" / "quickstart" / "start_model"
 
 SUMS = {"min_terms": 2, "max_terms": 5, "min_digits": 1, "max_digits": 2}
 """Parameters of `chain_sum` in every configuration of this folder."""
-SYSTEM = "Tool: calculator(expression)"
+SYSTEM = "Tool: calc(expr)"
 """The system message in every configuration of this folder."""
-STEPS, LR, SEED = 120, 1e-3, 0
+STEPS, LR, SEED = 110, 1e-3, 0
 
 
 def load_maker() -> Any:
@@ -45,7 +45,16 @@ def load_maker() -> Any:
 
 def conversations(maker: Any, rng: random.Random) -> Iterator[list[tuple[str, bool]]]:
     """Yield conversations for ever, as spans of text with whether the loss is taken there."""
-    env = build_environment(ToolsEnvConfig(dataset="chain_sum", parameters=SUMS, num_tasks=60_000, seed=1_000_000, split="train"))
+    config = ToolsEnvConfig(
+        dataset="chain_sum",
+        parameters=SUMS,
+        num_tasks=60_000,
+        seed=1_000_000,
+        split="train",
+        calculator_name="calc",
+        calculator_argument="expr",
+    )
+    env = build_environment(config)
     specs = list(env.tasks())
     while True:
         rng.shuffle(specs)

@@ -6,11 +6,12 @@ from jaxrl.doctor.examination import Examination
 from jaxrl.doctor.finding import Finding, verdict
 from jaxrl.errors import JaxrlError
 from jaxrl.inference.preflight import Needs, preflight
-from jaxrl.launch.preflight import template_needs
 
 
 def check_template(exam: Examination) -> Finding:
     """Prompts begin and end as they should, and conversations of every kind keep the prefix property or are told not to."""
+    from jaxrl.launch.preflight import template_needs
+
     try:
         needs = template_needs(exam.config, *exam.worlds)
     except JaxrlError:  # told by the checks that play in them

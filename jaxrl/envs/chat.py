@@ -26,9 +26,9 @@ class Episode:
     spec: TaskSpec
     """The task."""
     session: Session
-    """The conversation; a hook may `fork` or `restart` it for a sub-agent."""
+    """The conversation; a hook may `fork` or `restart` it for a sub-agent, or put the new one in its place."""
     replies: list[Reply] = field(default_factory=list)
-    """What the policy said so far in `session`."""
+    """What the policy said so far, without what a hook asked itself."""
     state: dict[str, Any] = field(default_factory=dict)
     """Whatever the environment keeps for this rollout."""
     turn_rewards: list[float] = field(default_factory=list)

@@ -22,6 +22,7 @@ from jaxrl.evals.scores import score_rows
 from jaxrl.inference.endpoint import version_salt
 from jaxrl.inference.pool import PolicyPool
 from jaxrl.inference.rendering import Renderer
+from jaxrl.monitors.rollouts import conversation_record
 from jaxrl.tasks import task_of
 from jaxrl.types import Rollout
 
@@ -161,7 +162,7 @@ def _row(rollout: Rollout, index: int, version: int) -> dict[str, Any]:
         "status": "error" if failure else "unscored" if rollout.reward is None else "ok",
         "reward": rollout.reward,
         "error": None if failure is None else asdict(failure),
-        "messages": rollout.messages(),
+        **conversation_record(rollout),
         "text": rollout.completion_text,
         "turns": rollout.num_turns,
         "completion_tokens": rollout.num_completion_tokens,

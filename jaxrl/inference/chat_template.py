@@ -42,7 +42,7 @@ class ChatTemplate:
         from transformers.utils.chat_template_utils import render_jinja_template
 
         self._render_jinja = render_jinja_template
-        self._special_tokens = tokenizer.special_tokens_map
+        self._special_tokens: dict[str, Any] = tokenizer.special_tokens_map
         self._source = (_PINNED_DATE if "strftime_now" in source else "") + source
         self._describe_tools = describe_tools
 

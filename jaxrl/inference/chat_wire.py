@@ -94,7 +94,7 @@ def canonical_arguments(arguments: str) -> str:
     r"""Return the one spelling of a call's arguments, however a client wrote the same JSON object; a text that is none stays as it is.
 
     Example:
-      >>> canonical_arguments('{ "b": 1.0, "a": "\\\\u00e9" }')
+      >>> canonical_arguments('{ "b": 1.0, "a": "\\u00e9" }')
       '{"a":"é","b":1}'
     """
     try:

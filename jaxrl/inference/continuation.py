@@ -150,9 +150,7 @@ def _writes_all(template: ChatTemplate, told: Messages, tools: Tools) -> bool:
     marked = {**reply, **{part: f"{mark}{part}" for part in ("reasoning_content", "content") if reply.get(part)}}
     calls = reply.get("tool_calls", ())
     if calls:
-        marked["tool_calls"] = [
-            {**call, "function": {**call["function"], "name": f"{mark}{index}z"}} for index, call in enumerate(calls)
-        ]
+        marked["tool_calls"] = [{**call, "function": {**call["function"], "name": f"{mark}{index}z"}} for index, call in enumerate(calls)]
     try:
         text = template.render((*before, marked), tools, add_generation_prompt=False)
     except EnvError:

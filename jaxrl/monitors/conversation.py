@@ -40,7 +40,7 @@ def conversation(record: Mapping[str, Any], *, is_full: bool = False, width: int
     goes on where the shared part stood.
 
     Args:
-      record: one object of a rollout log; of a file of an evaluation, whose messages are one branch without token counts.
+      record: one object of a rollout log, or of a file of an evaluation; messages without a graph are one branch without token counts.
       is_full: cut no text.
       width: places of a line, to which texts are wrapped; None wraps nothing.
     """
@@ -114,7 +114,7 @@ def _header(record: Mapping[str, Any], nodes: Sequence[Node]) -> list[Text]:
 def _node_header(node: Node, number: int | None, reward: float | None) -> Text:
     role = str(node.get("role", "?"))
     facts = [
-        f"turn {number:,}" if number is not None else "given" if role == "assistant" else "",
+        f"turn {number:,}" if number is not None else "told again" if node.get("retold") else "given" if role == "assistant" else "",
         _counted(node.get("num_sampled", node["num_tokens"]), "token") if "num_tokens" in node else "",
         "" if reward is None else f"reward {reward:g}",
         f"written by {node['source']}" if node.get("source", "policy") != "policy" else "",

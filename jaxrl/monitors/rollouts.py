@@ -39,7 +39,6 @@ def rollout_record(step: int, rollout: Rollout, *, token_export: bool = True, te
       `origin`, `why_untrained` (null where trained), `weights` by component, from which one that is 0 everywhere is left
       out, and the stream `trainer_logprobs`.
     """
-    last_branch = rollout.path_to(len(rollout.nodes) - 1) if rollout.nodes else ()
     return {
         "step": step,
         "env": rollout.env_name,
@@ -54,14 +53,22 @@ def rollout_record(step: int, rollout: Rollout, *, token_export: bool = True, te
         "stop_reason": rollout.stop_reason,
         "is_truncated": rollout.is_truncated,
         "text": rollout.completion_text,
-        "messages": [_message_record(rollout.nodes[index]) for index in last_branch],
-        "nodes": [_node_record(node) for node in rollout.nodes],
+        **conversation_record(rollout),
         "samples": [_branch_record(rollout, branch, token_export, texts) for branch in played_branches(rollout)],
         "metrics": dict(rollout.metrics),
         "info": rollout.info,
         "num_turns": rollout.num_turns,
         "num_completion_tokens": rollout.num_completion_tokens,
         "duration_s": round(rollout.duration_s, 3),
+    }
+
+
+def conversation_record(rollout: Rollout) -> dict[str, Any]:
+    """Return what was said: `messages`, the last branch as a chat, and `nodes`, all branches as a graph."""
+    last_branch = rollout.path_to(len(rollout.nodes) - 1) if rollout.nodes else ()
+    return {
+        "messages": [_message_record(rollout.nodes[index]) for index in last_branch],
+        "nodes": [_node_record(node) for node in rollout.nodes],
     }
 
 
@@ -86,6 +93,8 @@ def _node_record(node: Node) -> dict[str, Any]:
     record = {"parent": node.parent, **_message_record(node), "num_tokens": len(node.token_ids)}
     if node.sampled:
         record |= {"sampled": True, "num_sampled": node.num_sampled, "finish_reason": node.finish_reason}
+    if node.is_retold:
+        record["retold"] = True
     if node.sampled and node.source != "policy":
         record["source"] = node.source
     return record

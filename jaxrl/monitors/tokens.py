@@ -18,7 +18,8 @@ SCAFFOLD = "scaffold"
 ORIGINS = {
     "system": "a message of this role",
     "user": "a message of this role",
-    "assistant": "a message of this role that the environment gave, such as an example of an answer",
+    "assistant": "a message of this role that the environment gave, such as an example of an answer, or a reply that is told again in a "
+    "history that was rewritten",
     "tool": "a message of this role",
     SCAFFOLD: "the chat template: the generation prompt, and whatever else of a message's tokens is known not to be its own text",
     "policy": "the model that is trained",

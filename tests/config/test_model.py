@@ -1,11 +1,23 @@
-"""How a server is named: addresses that can be used, and keys that never come near a file or a message."""
+"""How a server is named: addresses that can be used, and keys that never come near a file or a message. How a policy's words are read."""
 
 from __future__ import annotations
+
+from typing import get_args
 
 import pytest
 from pydantic import ValidationError
 
-from jaxrl.config.model import ClientConfig, FrozenModelConfig
+from jaxrl.config.model import ClientConfig, FrozenModelConfig, PolicyModelConfig, ToolFormat
+from jaxrl.inference.tool_calls import FORMATS
+
+
+def test_every_format_of_calls_can_be_named_and_no_other() -> None:
+    assert set(get_args(ToolFormat)) == {"auto", *FORMATS}
+    assert (PolicyModelConfig(name="m").tool_format, PolicyModelConfig(name="m").renderer) == ("auto", "auto")
+    with pytest.raises(ValidationError, match="tool_format"):
+        PolicyModelConfig.model_validate({"name": "m", "tool_format": "json"})
+    with pytest.raises(ValidationError, match="renderer"):
+        PolicyModelConfig(name="m", renderer="")
 
 
 def test_a_slash_at_the_end_of_an_address_and_space_around_it_are_dropped() -> None:

@@ -33,7 +33,7 @@ def test_checks_that_are_good_are_one_line_each_and_code_0(capsys: pytest.Captur
     assert list(found) == list(CHEAP) and {level for level, _ in found.values()} == {"ok"}
     assert "200 steps of 32 rollouts in groups of 8" in found["config"][1]
     assert "385 ids for 512 rows of the embedding, no BOS token" in found["tokenizer"][1] and "'<|im_end|>' (2)" in found["tokenizer"][1]
-    assert "each turn continues the one before (user, system and user)" in found["template"][1]
+    assert "each turn continues the one before (user, system, thinking, list content" in found["template"][1]
     assert "+ reply 32 =" in found["budgets"][1]
     assert "its demonstration is worth 1, nonsense is worth 0" in found["rewards"][1]
     assert found["demonstrations"][1] == "no environment learns from demonstrations"

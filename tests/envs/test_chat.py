@@ -59,10 +59,12 @@ def guessing(*, budget: BudgetConfig | None = None, **hooks: Callable[[Episode],
 
 async def test_the_game_of_the_document_is_played_and_takes_fewer_than_30_lines() -> None:
     text = (Path(__file__).parents[2] / "docs" / "environments.md").read_text(encoding="utf-8")
-    code = "\n".join(re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL))
-    assert 15 < len(code.partition("class GuessANumber")[2].partition("\n\n\n")[0].splitlines()) < 30
+    blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    (game,) = (block for block in blocks if "class GuessANumber" in block)
+    (asking,) = (block for block in blocks if "class Asking" in block)
+    assert len(game.partition("class GuessANumber")[2].strip().splitlines()) < 30
     names: dict[str, Any] = {}
-    exec(code, names)
+    exec(game + asking, names)
     env = names["GuessANumber"]("guess", highest=7)
     rollout = make_rollout(dict(env.tasks()[-1]))
     await play_rollout(env, rollout, open_session(saying("seven", "5", "7"), rollout), 10.0)
@@ -236,6 +238,20 @@ async def test_a_hook_may_ask_a_sub_agent_whose_turns_are_branches_of_the_rollou
     rollout = await played(env, endpoint)
     assert rollout.failure is None and rollout.reward == 2.0 and rollout.num_turns == 3 and len(rollout.leaves) == 2
     assert (rollout.metrics["sub_conversations"], rollout.metrics["forks"]) == (1, 0)
+
+
+async def test_a_hook_may_go_on_from_a_summary_in_a_new_conversation() -> None:
+    def reply(episode: Episode) -> str:
+        episode.session = episode.session.restart()
+        return f"You said {episode.last.text}. Guess again."
+
+    texts = {"0": "5", "0.0": "8", "0.0.0": "7"}
+    endpoint = ScriptedEndpoint(lambda request, _: [*ids_of(texts[request.request_id.rpartition("/")[2]]), IM_END])
+    rollout = await played(guessing(reply=reply), endpoint)
+    assert (rollout.stop_reason, rollout.failure, rollout.turn_rewards) == ("found", None, [-0.1, -0.1, 1.0])
+    assert [node.content for node in rollout.nodes if node.parent is None] == [
+        "Guess a number from 1 to 9.", "You said 5. Guess again.", "You said 8. Guess again."
+    ]  # fmt: skip
 
 
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}

@@ -47,7 +47,7 @@ def trained_runs(rollout: Rollout) -> list[list[int]]:
 @pytest.mark.parametrize(("style", "script"), CASES)
 async def test_each_sampled_token_trains_once_over_all_branches_and_forks_are_counted(style: str, script: str, history: str) -> None:
     tools = tools_of(script)
-    turns = play(style, SCRIPTS[script], tools=tools, history=history)
+    turns = play(style, script, history)
     sampled = [one.sampled for one in turns]
     rollout, endpoint = make_rollout(), writing(*sampled)
     session = session_of(style, endpoint, rollout, history=history)

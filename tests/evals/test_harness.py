@@ -61,6 +61,7 @@ async def test_each_planned_episode_has_one_row_in_plan_order_and_scores_follow_
     rows = [json.loads(json.dumps(row, allow_nan=False)) for row in result.rows]
     assert score_rows(rows, 1.0) == result.scores
     assert rows[3]["text"] == "6" and rows[3]["messages"][-1] == {"role": "assistant", "content": "6"}
+    assert [node["parent"] for node in rows[3]["nodes"]] == [None, 0] and rows[3]["nodes"][1]["sampled"] is True
     assert rows[3]["completion_tokens"] == 2 and rows[3]["token_versions"] == [0] and rows[3]["turns"] == 1
 
 

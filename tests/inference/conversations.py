@@ -3,6 +3,7 @@
 A step is what the environment says, and then the policy's reply as a message that was taken apart.
 """
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -71,13 +72,14 @@ class Played:
     """The same with each reply as one text."""
 
 
-def play(style: str, script: Sequence[Step], *, tools: Sequence[Any] = (), history: str = "template") -> list[Played]:
-    """Play a conversation in which the policy writes each reply as its template has it."""
-    renderer, state = renderer_of(style), None
+@functools.cache
+def play(style: str, script: str, history: str = "template") -> tuple[Played, ...]:
+    """Play a conversation of `SCRIPTS` in which the policy writes each reply as its template has it."""
+    renderer, state, tools = renderer_of(style), None, tools_of(script)
     told: list[Message] = []
     plain: list[Message] = []
     played: list[Played] = []
-    for number, (said, reply) in enumerate(script):
+    for number, (said, reply) in enumerate(SCRIPTS[script]):
         said = answering(said, state.reply.tool_calls if state else ())
         joined = [{**message, "content": joined_parts(message["content"])} for message in said]
         told, plain = [*told, *joined], [*plain, *joined]
@@ -88,7 +90,7 @@ def play(style: str, script: Sequence[Step], *, tools: Sequence[Any] = (), histo
         state = renderer.close_turn(turn, sampled)
         played.append(Played(turn, state, sampled, told, plain))
         told, plain = [*told, reply], [*plain, {"role": "assistant", "content": text}]
-    return played
+    return tuple(played)
 
 
 def joined_parts(content: Any) -> Any:

@@ -94,6 +94,8 @@ def test_text_that_a_template_rewrites_has_no_place_that_is_known_and_its_neighb
     assert bodies(turn) == ["hi", None, "ok"] and "a good thing" in turn.text
     lost = with_template(CHATML.replace("message['content']", "message['content'] | length | string"))
     assert bodies(lost.open_turn(None, [user("hello"), user("")])) == [None, ""]
+    adds = with_template("{% for m in messages %}{{ m.content + ('!' if 'bad' in m.content else '') }}{% endfor %}")
+    assert bodies(adds.open_turn(None, [user("hi"), user("bad")])) == ["hi", None]
 
 
 def test_text_that_a_template_escapes_is_its_own_as_it_stands_there() -> None:
@@ -145,9 +147,9 @@ def test_a_message_that_is_not_written_at_all_is_left_out() -> None:
 
 
 def byte_level(*, trims: bool) -> Tokenizer:
-    """Bytes as tokens, with a space and the next letter in one; offsets may be trimmed, as Llama's are."""
+    """Bytes as tokens, some with a space in one; offsets may be trimmed, as Llama's are."""
     alphabet = {token: index for index, token in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    tokenizer = Tokenizer(models.BPE(alphabet | {"Ġh": 256, ".Ċ": 257}, [("Ġ", "h"), (".", "Ċ")]))
+    tokenizer = Tokenizer(models.BPE(alphabet | {"Ġh": 256, ".Ġ": 257}, [("Ġ", "h"), (".", "Ġ")]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.post_processor = processors.ByteLevel(trim_offsets=trims)
@@ -157,14 +159,13 @@ def byte_level(*, trims: bool) -> Tokenizer:
 
 @pytest.mark.parametrize("trims", [False, True])
 def test_spaces_belong_to_the_tokens_that_hold_them_even_if_offsets_leave_them_out(trims: bool) -> None:
-    tokenizer = byte_level(trims=trims)
-    template = "{% for m in messages %}{{ 'u ' + m.content + '\\n' }}{% endfor %}"
-    renderer = Renderer(PreTrainedTokenizerFast(tokenizer_object=tokenizer), template, [258])
+    template = "{% for m in messages %}{{ 'u ' + m.content + ' ' }}{% endfor %}"
+    renderer = Renderer(PreTrainedTokenizerFast(tokenizer_object=byte_level(trims=trims)), template, [258])
     turn = renderer.open_turn(None, [user("hé."), user(" h"), user("\n")])
     own = [[renderer.decode([token]) for token in span[mask]] for span, mask in zip(turn.spans, turn.content_masks, strict=True)]
-    # The first space and the first line break are the template's, and each is in one token with a letter of the text.
+    # The template's spaces around the first text are in one token with its first and with its last letter.
     assert own == [["\ufffd", "\ufffd"], [" h"], ["\n"]]
-    assert [renderer.decode(span) for span in turn.spans] == ["u hé.\n", "u  h\n", "u \n\n"]
+    assert [renderer.decode(span) for span in turn.spans] == ["u hé. ", "u  h ", "u \n "]
 
 
 def test_pieces_with_trimmed_offsets_are_placed_where_the_one_before_ends() -> None:
@@ -175,6 +176,11 @@ def test_pieces_with_trimmed_offsets_are_placed_where_the_one_before_ends() -> N
     encoding = tokenizer.encode(text, add_special_tokens=False)
     begins, ends, unit = TokenPlaces(tokenizer).of(encoding, text)
     assert encoding.ids == [3, 1, 2] and begins.tolist() == [0, 5, 6] and ends.tolist() == [5, 6, 8] and unit(3) == 3
+    trimmed = byte_level(trims=True)
+    trimmed.decoder = decoders.Fuse()  # not known to be made of bytes
+    encoding = trimmed.encode("u h", add_special_tokens=False)
+    begins, ends, _ = TokenPlaces(trimmed).of(encoding, "u h")
+    assert encoding.offsets == [(0, 1), (2, 3)] and begins.tolist() == [0, 1] and ends.tolist() == [1, 3]
 
 
 @settings(max_examples=60, deadline=None)

@@ -191,6 +191,27 @@ def test_replies_that_are_refused_as_text_are_told_apart_and_their_ids_stay(hist
     assert '"arguments":{"a":1}' in state.text, "the call as it was sampled"
 
 
+def test_replies_told_apart_fork_too_where_the_template_rewrites_them() -> None:
+    shows_last = TAKES_TURNS.replace("{{ m.content | trim", "{{ ((m.reasoning_content or '') if loop.last else '') + m.content | trim")
+    renderer, state = called(shows_last)
+    turn = renderer.open_turn(state, [result("3")])
+    plain = after(renderer, turn, "three")
+    assert not renderer.open_turn(plain, [user("ok")]).is_fork
+    thought = after(renderer, turn, "<think>hm</think>three")
+    assert (thought.reply.reasoning, thought.reply.content) == ("hm", "three")
+    forked = renderer.open_turn(thought, [user("ok")])
+    assert forked.is_fork and forked.text.endswith("<tool_response>3</tool_response>three<|im_end|><|im_start|>ok\n")
+
+
+def test_kept_history_shows_results_also_where_the_template_wants_the_calls_and_drops_the_thinking() -> None:
+    renderer = with_template(NEEDS_CALLS)
+    state = after(renderer, renderer.open_turn(None, [user("hi")]), f"<think>hm</think>{CALL_TEXT}")
+    turn = renderer.open_turn(state, [result("3")], history="keep")
+    assert added(turn, state) == "\n<|im_start|>tool\n3<|im_end|>\n<|im_start|>assistant\n" and bodies(turn) == ["3"]
+    forked = renderer.open_turn(state, [result("3")])
+    assert forked.is_fork and "<think>" not in forked.text and "<|im_start|>tool\n3" in forked.text, "a fork shows the result too"
+
+
 def test_results_of_parallel_calls_end_where_the_template_goes_on_differently() -> None:
     renderer, state = called(GROUPS_RESULTS)
     turn = renderer.open_turn(state, [result("3"), result("four", "call_0_1"), user("ok")])

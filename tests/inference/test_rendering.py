@@ -216,6 +216,8 @@ def test_a_reply_is_taken_apart_by_the_parser_that_reads_what_the_template_write
 
 def test_another_parser_may_read_replies_and_is_told_the_ids_without_the_stop_and_the_turn(renderer: Renderer) -> None:
     class Recording:
+        how = "as they are"
+
         def __init__(self) -> None:
             self.heard: list[tuple[list[int], int]] = []
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxrl.errors import EnvError
-from tests.inference.conversations import ODD, SCRIPTS, TOOL_SCRIPTS, Played, parts, play, tools_of
+from tests.inference.conversations import ODD, SCRIPTS, TOOL_SCRIPTS, parts, play, tools_of
 from tests.inference.styles import STYLES, renderer_of, their_ids, their_text, user
 
 ODD_JSON = r'{"a": true, "b": null, "c": [1.5, {"d": false}], "e": "é \"\n"}'
@@ -35,14 +35,10 @@ SHOWS_TOOLS = ("chatml", "llama3", "qwen3", "mistral")
 CASES = [(style, script) for style in STYLES for script in SCRIPTS if (style, script) not in REFUSED]
 
 
-def played(style: str, script: str, history: str = "template") -> list[Played]:
-    return play(style, SCRIPTS[script], tools=tools_of(script), history=history)
-
-
 @pytest.mark.parametrize("history", ["template", "keep"])
 @pytest.mark.parametrize(("style", "script"), CASES)
 def test_a_prompt_is_all_that_was_seen_and_sampled_before_with_a_new_suffix_or_a_fork(style: str, script: str, history: str) -> None:
-    turns = played(style, script, history)
+    turns = play(style, script, history)
     for before, after in itertools.pairwise(turns):
         new = [*after.turn.spans, after.turn.generation_prompt]
         seen = [] if after.turn.is_fork else [before.turn.prompt_ids, before.sampled]
@@ -62,7 +58,7 @@ NOT_WRITTEN = {
 @pytest.mark.parametrize(("style", "script"), [case for case in CASES if case not in NOT_WRITTEN])
 def test_a_prompt_has_the_ids_that_transformers_gives_the_whole_conversation(style: str, script: str) -> None:
     tools, renderer = tools_of(script), renderer_of(style)
-    for one in played(style, script):
+    for one in play(style, script):
         text = renderer.decode(one.turn.prompt_ids)
         assert text == one.turn.text
         told = [messages for messages in (one.told, one.plain) if text == their_text_or_none(style, messages, tools)]
@@ -72,24 +68,24 @@ def test_a_prompt_has_the_ids_that_transformers_gives_the_whole_conversation(sty
 
 
 def test_a_stop_that_the_template_writes_in_another_way_stays_before_the_templates_own() -> None:
-    turns = played("channels", "questions")
+    turns = play("channels", "questions")
     prompt = "<|start|>assistant<|channel|>final<|message|>"
     asked = f"<|start|>user<|message|>1+1?<|end|>{prompt}2<|return|><|end|><|start|>user<|message|>Sure?<|end|>{prompt}"
     assert turns[1].turn.text == asked and not turns[1].turn.is_fork
 
 
 def test_results_of_parallel_calls_share_one_block_and_a_bare_call_has_no_blank_line() -> None:
-    _, answered, _ = played("qwen3", "parallel")
+    _, answered, _ = play("qwen3", "parallel")
     one, other = (f'<tool_call>\n{{"name": "add", "arguments": {a}}}\n</tool_call>' for a in ('{"a": 1, "b": 1}', ODD_JSON))
     assert answered.turn.text.endswith(
         f"<|im_start|>assistant\n<think>\n\n</think>\n\n{one}\n{other}<|im_end|>\n"
         "<|im_start|>user\n<tool_response>\n2\n</tool_response>\n<tool_response>\n4\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
     )
-    assert [call.arguments for call in played("qwen3", "parallel")[0].state.reply.tool_calls] == [{"a": 1, "b": 1}, ODD]
+    assert [call.arguments for call in play("qwen3", "parallel")[0].state.reply.tool_calls] == [{"a": 1, "b": 1}, ODD]
 
 
 def test_a_thought_that_the_reply_begins_with_is_not_told_twice() -> None:
-    _, answered, *_ = played("qwen3", "thinking tools")
+    _, answered, *_ = play("qwen3", "thinking tools")
     assert answered.turn.text.count("<think>") == 1 and not answered.turn.is_fork
 
 
@@ -113,4 +109,4 @@ def their_text_or_none(style: str, messages: list, tools: list) -> str | None:
 @pytest.mark.parametrize(("style", "script"), sorted(REFUSED))
 def test_what_a_template_refuses_is_the_environments_error(style: str, script: str) -> None:
     with pytest.raises(EnvError, match="the chat template refused messages with the roles"):
-        played(style, script)
+        play(style, script)

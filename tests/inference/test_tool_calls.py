@@ -287,7 +287,9 @@ def test_no_ids_make_the_parser_raise(token_ids: list[int]) -> None:
         CallParser(TOKENIZER, call_format).parse(np.asarray(token_ids, np.int32), turn=0)
 
 
-def test_a_long_hostile_reply_is_read_in_one_pass() -> None:
-    for text in ("<tool_call>" * 4000, "<think></think>" * 2000 + f"<tool_call>{ADD}</tool_call>", "[TOOL_CALLS]" * 2000, "{" * 20000):
-        for call_format in FORMATS:
-            read(text, call_format)
+def test_a_reply_of_nothing_but_tags_is_as_many_malformed_calls() -> None:
+    calls = read("<tool_call>" * 4000).tool_calls
+    assert len({call.id for call in calls}) == 4000 and {call.arguments for call in calls} == {None}
+    (call,) = read("<think></think>" * 4000 + f"<tool_call>{ADD}</tool_call>").tool_calls
+    assert call.arguments == {"a": 8, "b": 3}
+    assert len(read("[TOOL_CALLS]" * 2000, "mistral").tool_calls) == 2000

@@ -23,6 +23,7 @@ from jaxrl.orchestrator.algo import GRPO
 from jaxrl.orchestrator.sampler import TrainEnv
 from jaxrl.orchestrator.sources import DemonstrationSource, FrozenSource, PolicySource
 from jaxrl.types import Rollout, Task
+from tests.envs.test_transcript import STRIPPING_RENDERER
 from tests.fakes import ScriptedEndpoint, ToyEnv
 from tests.inference.wire_server import FakeModel, WireServer
 from tests.orchestrator.wiring import renderer
@@ -53,6 +54,24 @@ def built(config: RunConfig) -> list[TrainEnv]:
     pool = PolicyPool([ScriptedEndpoint()], 0)
     builder = EnvironmentBuilder(config, pool, renderer(), asyncio.Semaphore(2))
     return [builder.build(index, env, build_environment(env)) for index, env in enumerate(config.orchestrator.train.env)]
+
+
+@pytest.mark.parametrize(("history", "forks"), [("template", 1), ("keep", 0)])
+async def test_what_a_later_turn_makes_of_history_is_the_environments_whoever_writes(history: Any, forks: int) -> None:
+    thinking = [*renderer().encode("<think>x</think>A", add_special_tokens=False), renderer().stop_ids[0]]
+    pool = PolicyPool([ScriptedEndpoint(lambda request, version: thinking)], 0)
+    config = config_of(
+        ReverseTextEnvConfig(name="played", history=history),
+        ReverseTextEnvConfig(name="shown", history=history, algo=sft("demonstrations")),
+        algo=GRPOConfig(),
+    )
+    config = config.model_copy(update={"inference": EmbeddedInferenceConfig(max_model_len=128), "trainer": TrainerConfig(row_length=128)})
+    builder = EnvironmentBuilder(config, pool, STRIPPING_RENDERER, asyncio.Semaphore(2))
+    for index, env_config in enumerate(config.orchestrator.train.env):
+        env = ToyEnv(str(env_config.name), num_turns=2, demonstration=lambda spec: ["<think>x</think>A", "B"])
+        rollout = Rollout(Task(env.name, "t", env.tasks()[0]), "g", member=0, draw_index=0)
+        await builder.build(index, env_config, env).sampler.play(rollout)
+        assert rollout.failure is None and rollout.num_turns == 2 and rollout.metrics["forks"] == forks
 
 
 async def test_each_environment_gets_the_source_and_the_algorithm_that_it_is_configured_with() -> None:

@@ -100,7 +100,7 @@ def test_where_branches_fork_the_shared_part_stands_once_and_the_last_branch_goe
     rollout = played(
         said(None, "user", "q"),
         replied(0, "first"),
-        said(0, "assistant", "rewritten"),
+        said(0, "assistant", "rewritten", is_retold=True),
         said(2, "user", "go on"),
         replied(3, "second"),
         replied(3, "third", source="frozen"),
@@ -115,7 +115,7 @@ def test_where_branches_fork_the_shared_part_stands_once_and_the_last_branch_goe
         "│  │  assistant · turn 1 · 2 tokens",
         "│  │    first",
         "│  └─ branches 2, 3",
-        "│  assistant · given · 2 tokens",
+        "│  assistant · told again · 2 tokens",
         "│    rewritten",
         "│  user · 2 tokens",
         "│    go on",
@@ -201,7 +201,7 @@ def test_markup_and_names_of_emoji_in_a_text_stay_as_they_are() -> None:
     assert f"  {text}" in out.getvalue().splitlines()
 
 
-def test_messages_alone_as_an_evaluation_writes_them_are_one_branch_without_token_counts() -> None:
+def test_messages_alone_are_one_branch_without_token_counts() -> None:
     row = {"task_id": "t9", "reward": None, "messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}],
            "turns": 1, "completion_tokens": 3, "stop_reason": "done", "error": None}  # fmt: skip
     assert [line.plain for line in conversation(row)] == [

@@ -83,7 +83,7 @@ def test_each_branch_is_shown_with_the_sample_that_was_trained_from_it() -> None
 def test_the_graph_of_a_conversation_is_written_with_its_calls_and_what_a_message_does_not_have_is_left_out() -> None:
     good, bad = ToolCall("c1", "add", {"x": 1}, '{"x": 1}'), ToolCall("c2", "add", None, "{", "the JSON ends too early")
     nodes = [question(), reply(0, [7, 8], 1), Node(1, "tool", "2", np.array([4], np.int32), name="add"), reply(2, [7], 2)]
-    nodes[1].tool_calls, nodes[3].source = (good, bad), "frozen"
+    nodes[1].tool_calls, nodes[3].source, nodes[2].is_retold = (good, bad), "frozen", True
     record = rollout_record(1, Rollout(TASK, "g", 0, 4, nodes=nodes, reward=1.0, turn_rewards=[0.0, 1.0]))
     calls = [
         {"id": "c1", "name": "add", "arguments": {"x": 1}},
@@ -93,7 +93,7 @@ def test_the_graph_of_a_conversation_is_written_with_its_calls_and_what_a_messag
     assert record["nodes"] == [
         {"parent": None, "role": "user", "content": "1+1=", "num_tokens": 2},
         {"parent": 0, "role": "assistant", "content": "2", "tool_calls": calls, "num_tokens": 3, "num_sampled": 2} | written,
-        {"parent": 1, "role": "tool", "content": "2", "name": "add", "num_tokens": 1},
+        {"parent": 1, "role": "tool", "content": "2", "name": "add", "num_tokens": 1, "retold": True},
         {"parent": 2, "role": "assistant", "content": "2", "num_tokens": 2, "num_sampled": 1, "source": "frozen"} | written,
     ]
     assert record["messages"][1:3] == [

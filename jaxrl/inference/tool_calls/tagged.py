@@ -7,8 +7,9 @@ sampled; the same letters spelt with ordinary tokens are text. A tag that is no 
 from __future__ import annotations
 
 import bisect
+import re
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,37 +30,42 @@ class Tag:
     """Index after its last character."""
 
 
-@dataclass(frozen=True, slots=True)
 class TaggedText:
-    """A reply's text, and which of its characters are tags."""
+    """A reply's text, and which of its characters are tags.
 
-    text: str
-    tokens: tuple[Tag, ...] = ()
-    """The tags that were sampled as one token each, in order."""
-    token_names: frozenset[str] = frozenset()
-    """The tags that are a token of the vocabulary."""
-    _begins: list[int] = field(default_factory=list, init=False, repr=False, compare=False)
+    Args:
+      text: the text.
+      tokens: the tags that were sampled as one token each, in order.
+      token_names: the tags that are a token of the vocabulary; any other is looked for in the text.
+    """
 
-    def __post_init__(self) -> None:
-        self._begins.extend(tag.begin for tag in self.tokens)
+    def __init__(self, text: str, tokens: Sequence[Tag] = (), token_names: Collection[str] = ()) -> None:
+        self.text = text
+        self._token_begins = [tag.begin for tag in tokens]
+        # Where each tag begins. A policy may write one thousands of times, so no question may cost more than the bisection of a list.
+        self._begins: dict[str, list[int]] = {name: [] for name in token_names}
+        for tag in tokens:
+            self._begins[tag.name].append(tag.begin)
 
     def first(self, names: Collection[str], start: int, end: int | None = None) -> Tag | None:
         """Return the first of some tags that begins in `text[start:end]`; None if none does."""
-        end = len(self.text) if end is None else end
-        found: list[Tag] = []
-        for index in range(bisect.bisect_left(self._begins, start), bisect.bisect_left(self._begins, end)):
-            if self.tokens[index].name in names:
-                found.append(self.tokens[index])
-                break
+        found: Tag | None = None
         for name in names:
-            if name not in self.token_names and (begin := self.text.find(name, start, end + len(name) - 1)) >= 0:
-                found.append(Tag(name, begin, begin + len(name)))
-        return min(found, key=lambda tag: tag.begin, default=None)
+            begins = self._begins_of(name)
+            index = bisect.bisect_left(begins, start)
+            if index < len(begins) and (end is None or begins[index] < end) and (found is None or begins[index] < found.begin):
+                found = Tag(name, begins[index], begins[index] + len(name))
+        return found
 
     def limit(self, start: int) -> int:
         """Return where the next token that is a tag begins, or the length of the text: no value reaches over a tag."""
-        index = bisect.bisect_left(self._begins, start)
-        return self._begins[index] if index < len(self._begins) else len(self.text)
+        index = bisect.bisect_left(self._token_begins, start)
+        return self._token_begins[index] if index < len(self._token_begins) else len(self.text)
+
+    def _begins_of(self, name: str) -> list[int]:
+        if name not in self._begins:
+            self._begins[name] = [match.start() for match in re.finditer(re.escape(name), self.text)]
+        return self._begins[name]
 
 
 class Tagger:
@@ -93,7 +99,7 @@ class Tagger:
                 pieces.append(name)
                 length += len(name)
             begin = cut + 1
-        return TaggedText("".join(pieces), tuple(tags), self._token_names)
+        return TaggedText("".join(pieces), tags, self._token_names)
 
     def _run_text(self, ids: Sequence[int], before: int | None) -> str:
         """Return the text of ids as it reads after the tag `before`: at the beginning of a text some tokenizers leave out a space."""
