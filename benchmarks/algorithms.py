@@ -66,6 +66,8 @@ SUCCESS_PANEL = Panel(SUCCESS, "held-out accuracy, greedy")
 NLL_PANEL = Panel(NLL, "held-out NLL of worked answers, nats per token")
 KL_PANEL = Panel(LOG_RATIO, "KL(policy ‖ teacher) on the policy's tokens, nats", sign=-1.0, is_log=True)
 
+TOOLS_PANEL = Panel("eval/tools_heldout/success_rate", "held-out accuracy with the tool, greedy")
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -85,6 +87,8 @@ PLANS = {
     "sft": Plan((0,), (Panel(CE, "NLL of the teacher's answers, nats per token"), NLL_PANEL, SUCCESS_PANEL), True),
     "sft_demonstrations": Plan((0,), (Panel(CE, "NLL of the demonstrations, nats per token"), NLL_PANEL, SUCCESS_PANEL)),
     "opd": Plan((0,), (KL_PANEL, REWARD_PANEL, SUCCESS_PANEL), True),
+    "tools_grpo": Plan((0, 1), (REWARD_PANEL, TOOLS_PANEL)),
+    "echo": Plan((0, 1), (REWARD_PANEL, TOOLS_PANEL, Panel(CE, "NLL of the tool's answers, nats per token"))),
     "self_distill": Plan((0, 1), (KL_PANEL, REWARD_PANEL, SUCCESS_PANEL)),
     "mixed_grpo_opd": Plan(
         (0,),

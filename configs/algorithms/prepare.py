@@ -1,7 +1,7 @@
-"""Make what the configurations of this folder need, into `models/algorithms/`: worked answers, a teacher, a start model that knows hints.
+"""Make what the configurations of this folder need, into `models/algorithms/`: worked answers, a teacher, two start models.
 
 Each is made once: what is there with the same settings is left alone. `python configs/algorithms/prepare.py [sums | teacher |
-hinted_start ...]`; without a name, all three. The models are relatives of the quickstart's start model (see
+hinted_start | tools_start ...]`; without a name, all four. The models are relatives of the quickstart's start model (see
 `configs/quickstart/make_start_model.py`) and have its size; no question of the held-out split is in what they learn.
 """
 
@@ -10,17 +10,20 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from rich.console import Console
+from transformers import PreTrainedTokenizerFast
 
-from jaxrl.config.env import ReasoningGymEnvConfig
+from jaxrl.config.env import ReasoningGymEnvConfig, ToolsEnvConfig
 from jaxrl.envs.build import build_environment
+from jaxrl.models import load_pretrained, save_pretrained
 
 ROOT = Path(__file__).parents[2]
 OUT = ROOT / "models" / "algorithms"
@@ -33,6 +36,19 @@ TEACHER = {"steps": 200, "lr": 2e-3, "worked_share": 1.0}
 """The start model, trained further on answers that are all worked out."""
 HINTED_START = {"steps": 700, "hinted_share": 0.4}
 """As the start model, but in 40% of the single turns it was shown the worked answer first."""
+TOOLS_START = {"steps": 110, "lr": 1e-3, "seed": 0}
+"""The start model after so few demonstrations of the tools environment that it calls well less than half of the time."""
+TOOL_SYSTEM = "Tool: calc(expr)"
+"""What those of its documents that call a tool began with."""
+
+
+def load_maker() -> Any:
+    """Return the module that made the start model; its folder is no package."""
+    spec = importlib.util.spec_from_file_location("make_start_model", MAKER)
+    assert spec is not None and spec.loader is not None
+    maker = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(maker)
+    return maker
 
 
 def make_sums(out: Path, console: Console) -> None:
@@ -40,10 +56,7 @@ def make_sums(out: Path, console: Console) -> None:
     if out.is_file():
         console.print(f"{out} is there already")
         return
-    spec = importlib.util.spec_from_file_location("make_start_model", MAKER)
-    assert spec is not None and spec.loader is not None
-    maker = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(maker)
+    maker = load_maker()
     parameters = {"min_terms": 3, "max_terms": 4, "min_digits": 1, "max_digits": 1}
     lines = []
     for split, seed, num_tasks in SPLITS:
@@ -74,10 +87,58 @@ def make_model(settings: dict[str, float], init: Path | None, out: Path, console
     part.rename(out)
 
 
+def make_tools_start(out: Path, console: Console) -> None:
+    """Show the start model some conversations with a calculator, unless that was done with these settings.
+
+    What the policy says is under the loss, what the tool answers is not.
+    """
+    measured = out / "made.json"
+    if measured.is_file() and json.loads(measured.read_text(encoding="utf-8")) == TOOLS_START:
+        console.print(f"{out} is there already")
+        return
+    maker = load_maker()
+    model, params = load_pretrained(START_MODEL)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(START_MODEL)
+    rng = random.Random(TOOLS_START["seed"])
+    samples = (maker.to_sample(document, tokenizer) for document in tool_conversations(maker, rng))
+    params = maker.fit(model, params, samples, TOOLS_START["steps"], TOOLS_START["lr"], console, rows=maker.DOCS_PER_STEP)
+    shutil.rmtree(out, ignore_errors=True)
+    save_pretrained(model, params, out, tokenizer_dir=START_MODEL)
+    measured.write_text(json.dumps(TOOLS_START) + "\n", encoding="utf-8")
+    console.print(f"saved {out}")
+
+
+def tool_conversations(maker: Any, rng: random.Random) -> Iterator[list[tuple[str, bool]]]:
+    """Yield demonstrations of the tools environment for ever, as spans of text with whether the loss is taken there."""
+    config = ToolsEnvConfig(
+        dataset="chain_sum",
+        parameters={"min_terms": 2, "max_terms": 5, "min_digits": 1, "max_digits": 2},
+        num_tasks=60_000,
+        seed=1_000_000,
+        split="train",
+        calculator_name="calc",
+        calculator_argument="expr",
+    )
+    env = build_environment(config)
+    specs = list(env.tasks())
+    while True:
+        rng.shuffle(specs)
+        for spec in specs:
+            call, answer = env.demonstration(spec) or ()
+            yield [
+                *maker.turn("system", TOOL_SYSTEM),
+                *maker.turn("user", spec["question"]),
+                *maker.turn("assistant", call, True),
+                *maker.turn("user", f"<tool_response>{answer}</tool_response>"),
+                *maker.turn("assistant", answer, True),
+            ]
+
+
 THINGS: dict[str, Callable[[Console], None]] = {
     "sums": lambda console: make_sums(OUT / "sums.jsonl", console),
     "teacher": lambda console: make_model(TEACHER, START_MODEL, OUT / "teacher", console),
     "hinted_start": lambda console: make_model(HINTED_START, None, OUT / "hinted_start", console),
+    "tools_start": lambda console: make_tools_start(OUT / "tools_start", console),
 }
 
 
