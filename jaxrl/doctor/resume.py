@@ -12,6 +12,7 @@ from jaxrl.config.monitors import MonitorsConfig
 from jaxrl.config.run import RunConfig
 from jaxrl.doctor.examination import Examination
 from jaxrl.doctor.finding import Finding, bad, good
+from jaxrl.monitors.rollouts import without_times
 
 RESUME_STEPS = 2
 """The check compares this many steps twice with twice as many at once."""
@@ -61,7 +62,7 @@ def _differences(whole: RunConfig, parts: RunConfig, steps: int) -> list[str]:
 
     def rollouts(config: RunConfig, step: int) -> list[dict[str, Any]]:
         lines = (config.run_dir / "rollouts" / f"step_{step:06d}.jsonl").read_text(encoding="utf-8").splitlines()
-        return [{key: value for key, value in json.loads(line).items() if key != "duration_s"} for line in lines]
+        return [without_times(json.loads(line)) for line in lines]
 
     names = [f"the rollouts of step {step}" for step in range(1, steps + 1) if rollouts(whole, step) != rollouts(parts, step)]
     mesh = build_mesh(whole.trainer.mesh)

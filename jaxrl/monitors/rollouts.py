@@ -63,6 +63,19 @@ def rollout_record(step: int, rollout: Rollout, *, token_export: bool = True, te
     }
 
 
+def without_times(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the record of a rollout without what a clock said: what a run that is repeated exactly writes again.
+
+    By the naming of metrics, a time is a number whose name ends in `_s`.
+
+    Example:
+      >>> without_times({"reward": 1.0, "metrics": {"tools/calls": 2.0, "tools/duration_s": 0.25}, "duration_s": 1.5})
+      {'reward': 1.0, 'metrics': {'tools/calls': 2.0}}
+    """
+    kept = {key: value for key, value in record.items() if key != "duration_s"}
+    return kept | {"metrics": {name: value for name, value in record["metrics"].items() if not name.endswith("_s")}}
+
+
 def conversation_record(rollout: Rollout) -> dict[str, Any]:
     """Return what was said: `messages`, the last branch as a chat, and `nodes`, all branches as a graph."""
     last_branch = rollout.path_to(len(rollout.nodes) - 1) if rollout.nodes else ()

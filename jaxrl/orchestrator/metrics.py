@@ -195,8 +195,7 @@ class LoopLag:
 
 def _feeds_rl(sample: TrainingSample) -> bool:
     """Say whether a sample has credit, and tokens of the rl loss that take it."""
-    weights = sample.rl_weights
-    return sample.advantages is not None and (weights is None or bool((sample.loss_mask & (weights != 0)).any()))
+    return sample.advantages is not None and bool(sample.members().rl.any())
 
 
 def _mean(name: str, values: Sequence[float]) -> dict[str, float]:

@@ -137,6 +137,16 @@ def test_a_run_that_cannot_be_compared_is_said_at_once(override: str, said: str)
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+def test_conversations_with_tools_of_which_observations_are_learned_resume_exactly() -> None:
+    tools = ("type=tools", "system_prompt=Tool: calc(expr)", "calculator_name=calc", "calculator_argument=expr", "describe=false")
+    lengths = ("--inference.max_model_len=160", "--trainer.row_length=160", "--trainer.head_chunk_tokens=640")
+    overrides = [f"--orchestrator.train.env.0.{setting}" for setting in (*tools, "budget.max_turns=2")]
+    finding = examine(check_resume, "--run.max_steps=4", "--orchestrator.algo.type=echo", *lengths, *overrides)
+    assert finding.is_good, finding.text
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_an_exact_resume_is_good_and_one_that_forgets_where_the_tasks_were_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     good = examine(check_resume, "--run.max_steps=4")
     assert good.is_good, good.text

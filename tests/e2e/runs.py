@@ -15,6 +15,7 @@ from jaxrl.config.run import RunConfig
 from jaxrl.config.trainer import MeshConfig
 from jaxrl.launch import Outcome, launch
 from jaxrl.models import build_mesh
+from jaxrl.monitors.rollouts import without_times
 from jaxrl.trainer.checkpoint import Checkpointer
 from tests.flags import FAST_COMPILATION
 
@@ -75,6 +76,6 @@ def metrics(run_dir: Path) -> dict[int, dict[str, float]]:
 
 
 def rollouts(run_dir: Path, step: int) -> list[dict[str, Any]]:
-    """Return the rollouts of a step without how long each took."""
+    """Return the rollouts of a step without what a clock said of them."""
     lines = (run_dir / "rollouts" / f"step_{step:06d}.jsonl").read_text().splitlines()
-    return [{key: value for key, value in json.loads(line).items() if key != "duration_s"} for line in lines]
+    return [without_times(json.loads(line)) for line in lines]

@@ -122,6 +122,22 @@ def test_a_system_message_within_the_first_question_keeps_its_own_tokens() -> No
     assert golden().decode(turn.spans[0]) == "<|im_start|>user\nBe short."
 
 
+def test_a_system_message_at_the_last_question_has_no_tokens_of_its_own_and_takes_none_from_others() -> None:
+    late = (
+        "{% set s = messages[0].content if messages[0].role == 'system' else '' %}"
+        "{% for m in messages if m.role != 'system' %}{{ '<|im_start|>' + m.role + '\\n' }}"
+        "{{ s + '\\n\\n' if s and loop.last else '' }}{{ m.content + '<|im_end|>\\n' }}{% endfor %}"
+    )
+    turn = with_template(late).open_turn(None, [{"role": "system", "content": "Be short."}, user("hi"), assistant("ok"), user("so?")])
+    assert [golden().decode(span) for span in turn.spans] == [
+        "",
+        "<|im_start|>user\nhi",  # alone it would read otherwise, so only its own text is known to end here
+        "<|im_end|>\n<|im_start|>assistant\nok",
+        "<|im_end|>\n<|im_start|>user\nBe short.\n\nso?<|im_end|>\n",
+    ]
+    assert bodies(turn) == ["", "hi", "ok", "so?"]
+
+
 def test_a_fork_says_of_every_earlier_message_what_is_left_of_its_text() -> None:
     renderer = with_template(STRIPS_THINKING)
     state = after(renderer, renderer.open_turn(None, [user("hi")]), "<think>4</think>\n\n4 ")

@@ -130,6 +130,7 @@ def test_dropped_thinking_forks_or_is_kept_and_a_fork_shows_what_the_template_sh
     np.testing.assert_array_equal(np.concatenate([*forked.spans, forked.generation_prompt]), forked.prompt_ids)
     kept = renderer.open_turn(state, [user("ok")], history="keep")
     assert "<think>2+2</think>4<|im_end|>\n<|im_start|>user" in kept.text and added(kept, state) == "\n" + ASKED
+    assert forked.template_text == forked.text and kept.template_text is None, "the template would not write this"
     assert state.messages[-1]["content"] == "<think>2+2</think>4" and state.reply.reasoning == "2+2" and state.reply.content == "4"
 
 

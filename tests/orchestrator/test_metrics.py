@@ -105,6 +105,16 @@ def _routed(advantage, **weights):
     return group.rollouts
 
 
+def test_a_group_whose_rollouts_were_all_masked_is_not_one_with_equal_rewards():
+    masked = _routed(None)
+    for rollout in masked:
+        rollout.samples[0].loss_mask[:] = False
+        rollout.assign_advantages(0.5)
+    tally = StepTally()
+    tally.add_group(masked)
+    assert "group/zero_signal_frac" not in tally.metrics()
+
+
 def test_groups_that_other_components_train_are_not_groups_without_signal():
     distilled = _routed(None, rl_weights=0.0, ref_kl_weights=1.0)
     imitated = _routed(0.0, rl_weights=0.0, ce_weights=1.0)

@@ -102,13 +102,13 @@ class ReplyWriter:
         return msgspec.json.encode(self._head | fields)
 
     def opening(self) -> bytes:
-        """Return the events that come before any token."""
+        """Return the events that come before any token; the choices have one prompt, which is told once."""
         if self._job.kind == "completion":
             return b""
         delta = {"role": "assistant", "content": ""}
         shown = {"prompt_token_ids": self._job.prompts[0].tolist()} if self._job.returns_token_ids else {}
         return b"".join(
-            self._event([{"index": index, "delta": delta, "logprobs": None, "finish_reason": None}], **shown)
+            self._event([{"index": index, "delta": delta, "logprobs": None, "finish_reason": None}], **(shown if index == 0 else {}))
             for index in range(self._job.num_sequences)
         )
 

@@ -56,15 +56,28 @@ def schema_error(parameters: Mapping[str, Any]) -> str:
       >>> schema_error({"type": "string"})
       "`type` must be 'object', got 'string'"
     """
-    properties, required = parameters.get("properties", {}), parameters.get("required", [])
     if parameters.get("type") != "object":
         return f"`type` must be 'object', got {parameters.get('type')!r}"
-    if not isinstance(properties, Mapping) or not all(isinstance(value, Mapping) for value in properties.values()):
-        return f"`properties` must map names to schemas, got {reprlib.repr(properties)}"
-    if not isinstance(required, list) or not all(name in properties for name in required):
-        return f"`required` must list names of `properties`, got {required!r}"
-    unknown = sorted({name for schema in properties.values() for name in _types(schema)} - set(_TYPES))
-    return f"there is no JSON type {unknown[0]!r}; there are {sorted(_TYPES)}" if unknown else ""
+    return _unreadable(parameters)
+
+
+def _unreadable(schema: Mapping[str, Any], where: str = "") -> str:
+    """Say what in a schema, or in one inside of it, is not what `misfit` takes it for; empty if all of it is."""
+    properties, required = schema.get("properties", {}), schema.get("required", [])
+    types, enum, items = schema.get("type", []), schema.get("enum", []), schema.get("items")
+    if not isinstance(properties, Mapping) or not all(isinstance(part, Mapping) for part in properties.values()):
+        return f"`properties`{where} must map names to schemas, got {reprlib.repr(properties)}"
+    if not isinstance(required, list) or not all(isinstance(name, str) and name in properties for name in required):
+        return f"`required`{where} must list names of `properties`, got {required!r}"
+    if not isinstance(enum, list):
+        return f"`enum`{where} must be a list, got {enum!r}"
+    named = [types] if isinstance(types, str) else types
+    if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
+        return f"`type`{where} must be the name of a JSON type, or a list of them, got {types!r}"
+    if unknown := sorted(set(named) - set(_TYPES)):
+        return f"there is no JSON type {unknown[0]!r}; there are {sorted(_TYPES)}"
+    parts = [*properties.items(), *([("items", items)] if isinstance(items, Mapping) else [])]
+    return next(filter(None, (_unreadable(part, f" of `{name}`") for name, part in parts)), "")
 
 
 def _misfit_of_object(value: dict[str, Any], schema: Mapping[str, Any]) -> str:

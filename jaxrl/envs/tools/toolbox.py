@@ -18,8 +18,8 @@ from jaxrl.envs.tools.arguments import misfit
 from jaxrl.envs.tools.tool import Tool, ToolError, ToolFailedError
 from jaxrl.types import ToolCall
 
-CALLS, MALFORMED, UNKNOWN, ERRORS, TIMEOUTS, SECONDS = (
-    f"tools/{name}" for name in ("calls", "malformed", "unknown", "errors", "timeouts", "seconds")
+CALLS, MALFORMED, UNKNOWN, ERRORS, TIMEOUTS, DURATION = (
+    f"tools/{name}" for name in ("calls", "malformed", "unknown", "errors", "timeouts", "duration_s")
 )
 
 
@@ -56,7 +56,7 @@ class Toolbox:
 
     def empty_counts(self) -> dict[str, float]:
         """Return the metrics of a rollout that has called nothing."""
-        return dict.fromkeys((CALLS, MALFORMED, UNKNOWN, ERRORS, TIMEOUTS, SECONDS), 0.0)
+        return dict.fromkeys((CALLS, MALFORMED, UNKNOWN, ERRORS, TIMEOUTS, DURATION), 0.0)
 
     async def answer(self, call: ToolCall, counts: dict[str, float]) -> Message:
         """Return the message that answers a call.
@@ -105,7 +105,7 @@ class Toolbox:
             words = str(error) if isinstance(error, ToolError) else f"{type(error).__name__}: {error}"
             return self._cut(f"error: {words}")
         finally:
-            counts[SECONDS] += self._clock() - began_s
+            counts[DURATION] += self._clock() - began_s
 
     async def _called(self, tool: Tool, arguments: dict[str, Any]) -> str:
         where = f"{self._where}: tool {tool.name!r}"

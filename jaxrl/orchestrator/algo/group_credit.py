@@ -80,8 +80,8 @@ def _credit_turns(rollouts: Sequence[Rollout]) -> None:
 
 
 def _cost(rollout: Rollout, penalty: LengthPenaltyConfig) -> float:
-    """Return what a rollout cost: its turns, or its weighted tokens, those of a node that branches share counted once."""
+    """Return what a rollout cost: its turns, or its weighted tokens, each counted once however many branches hold it."""
     if isinstance(penalty, TurnsPenaltyConfig):
         return float(rollout.num_turns)
-    tool_tokens = sum(len(node.token_ids) for node in rollout.nodes if node.role == "tool")
+    tool_tokens = sum(len(node.token_ids) for node in rollout.nodes if node.role == "tool" and not node.is_retold)
     return penalty.completion_weight * rollout.num_completion_tokens + penalty.tool_response_weight * tool_tokens

@@ -47,7 +47,7 @@ async def played(env: ToolEnvironment, *texts: str, endpoint: ScriptedEndpoint |
 def counts(rollout: Rollout) -> dict[str, float]:
     """Return the counts of tools that are not 0, without the seconds."""
     found = {name.removeprefix("tools/"): value for name, value in rollout.metrics.items() if name.startswith("tools/") and value}
-    return {name: value for name, value in found.items() if name != "seconds"}
+    return {name: value for name, value in found.items() if name != "duration_s"}
 
 
 def told(rollout: Rollout) -> list[str]:
@@ -61,7 +61,7 @@ async def test_a_call_is_answered_and_the_first_reply_without_one_is_the_answer(
     assert (rollout.reward, rollout.stop_reason, rollout.is_truncated) == (1.0, "done", False)
     assert [node.role for node in rollout.nodes] == ["user", "assistant", "tool", "assistant"]
     assert told(rollout) == ["11"] and rollout.nodes[2].name == "calculator"
-    assert counts(rollout) == {"calls": 1} and {"tools/errors", "tools/unparsed", "tools/seconds"} <= set(rollout.metrics)
+    assert counts(rollout) == {"calls": 1} and {"tools/errors", "tools/unparsed", "tools/duration_s"} <= set(rollout.metrics)
 
 
 async def test_an_answer_needs_no_call_and_a_wrong_one_is_worth_nothing() -> None:

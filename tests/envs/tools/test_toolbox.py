@@ -7,6 +7,7 @@ import pytest
 from jaxrl.envs.tools.calculator import calculator
 from jaxrl.envs.tools.tool import Tool, ToolFailedError
 from jaxrl.envs.tools.toolbox import Toolbox
+from jaxrl.monitors.rollouts import without_times
 from jaxrl.types import ToolCall
 from tests.fakes import FakeClock
 
@@ -26,7 +27,7 @@ async def answered(toolbox: Toolbox, one: ToolCall) -> tuple[str, dict[str, floa
     """Return the content of the answer, and the counts that are not 0."""
     counts = toolbox.empty_counts()
     message = await toolbox.answer(one, counts)
-    return message["content"], {name.removeprefix("tools/"): value for name, value in counts.items() if value and name != "tools/seconds"}
+    return message["content"], {name.removeprefix("tools/"): value for name, value in counts.items() if value and name != "tools/duration_s"}
 
 
 async def test_a_right_call_is_answered_with_the_result_alone_under_its_id_and_name() -> None:
@@ -130,7 +131,25 @@ async def test_the_seconds_that_tools_take_add_up() -> None:
     counts = toolbox.empty_counts()
     for _ in range(2):
         await toolbox.answer(call("work", {}), counts)
-    assert counts["tools/seconds"] == 3.0
+    assert counts["tools/duration_s"] == 3.0
+
+
+async def test_calls_that_are_repeated_report_the_same_but_for_the_time_that_they_took() -> None:
+    async def counted(seconds: float) -> dict[str, float]:
+        clock = FakeClock()
+
+        async def work() -> str:
+            clock.advance(seconds)
+            return ""
+
+        toolbox = Toolbox("env 'toy'", [tool("work", work)], clock=clock)
+        counts = toolbox.empty_counts()
+        await toolbox.answer(call("work", {}), counts)
+        return counts
+
+    once, again = await counted(1.5), await counted(2.0)
+    assert once != again
+    assert without_times({"metrics": once, "duration_s": 1.6}) == without_times({"metrics": again, "duration_s": 2.1})
 
 
 def test_closing_it_closes_every_tool() -> None:

@@ -68,6 +68,15 @@ async def test_tokens_of_the_policy_and_of_tools_are_weighed_and_those_of_a_shar
     assert await credit(make_algorithm(GRPOConfig(length_penalty=penalty)), rollouts) == pytest.approx([s - mean for s in expected])
 
 
+async def test_an_answer_of_a_tool_that_a_rewritten_history_tells_again_costs_once():
+    rollouts = with_tool_answer(make_rollouts([1.0, 1.0], [4, 4]), member=1, num_tokens=8)
+    retold = make_node(0, [50] * 8, role="tool")
+    retold.is_retold = True
+    rollouts[1].nodes.append(retold)
+    algorithm = make_algorithm(GRPOConfig(length_penalty=TokensPenaltyConfig()))
+    assert await credit(algorithm, rollouts) == [0.25, -0.25]  # costs 4 and 4 + 8, mean 8: shaped 1.5 and 1
+
+
 async def test_with_a_penalty_on_turns_fewer_turns_are_cheaper():
     one, three = [([1, 2], [3])], [([1, 2], [3]), ([4], [5]), ([6], [7])]
     rollouts = [*make_rollouts([1.0], turns=one), *make_rollouts([1.0], turns=three)]
