@@ -45,7 +45,7 @@ def test_the_configuration_that_the_readme_shows_is_one_and_its_table_has_every_
     (example,) = (code for lang, code in BLOCK.findall(text) if lang == "toml")
     (tmp_path / "run.toml").write_text(example)
     settings = load_config(tmp_path / "run.toml").orchestrator
-    assert {settings.algo_of(env).type for env in settings.train.env} == {"grpo", "sft", "opd"}
+    assert {settings.algo_of(env).type for env in settings.train.env} == {"grpo", "sft"}
     assert set(re.findall(r"^\| `(\w+)` \| .* \| .* \|$", text, re.MULTILINE)) == set(ALGORITHM_CLASSES)
 
 

@@ -1,15 +1,21 @@
 """What the algorithm configurations need is made once, is right, and asks the quickstart's held-out questions."""
 
 import importlib.util
+import itertools
 import json
+import random
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
-from jaxrl.config.env import QuestionsEnvConfig
+from jaxrl.config.env import QuestionsEnvConfig, ToolsEnvConfig
 from jaxrl.config.load import load_config
 from jaxrl.envs.build import build_environment
+from jaxrl.inference.rendering import Renderer
+from jaxrl.types import TrainingSample
 
 ROOT = Path(__file__).parents[1]
 _spec = importlib.util.spec_from_file_location("prepare_algorithms", ROOT / "configs" / "algorithms" / "prepare.py")
@@ -65,3 +71,42 @@ def test_a_model_is_made_again_only_with_other_settings_and_then_replaces_the_ol
     prepare.make_model({**prepare.TEACHER, "steps": 1}, prepare.START_MODEL, out, QUIET)
     assert len(made) == 2 and [path.name for path in tmp_path.iterdir()] == ["teacher"]
     assert json.loads((out / "measured.json").read_text())["settings"]["steps"] == 1
+
+
+def test_tool_conversations_are_those_of_the_tool_configurations_and_train_only_what_the_policy_says() -> None:
+    maker, renderer = prepare.load_maker(), Renderer.from_pretrained(prepare.START_MODEL)
+    grpo, echo = (load_config(ROOT / "configs" / "algorithms" / f"{name}.toml").orchestrator for name in ("tools_grpo", "echo"))
+    env = grpo.train.env[0]
+    assert isinstance(env, ToolsEnvConfig) and echo.train == grpo.train and echo.eval == grpo.eval
+    assert (env.system_prompt, env.calculator_name, env.calculator_argument) == (prepare.TOOL_SYSTEM, "calc", "expr")
+    for share in (0.0, 1.0):
+        for document in itertools.islice(prepare.tool_conversations(maker, random.Random(1), share), 20):
+            text, trained = "".join(span for span, _ in document), [span for span, is_trained in document if is_trained]
+            question = text.split("<|im_start|>user\n")[1].split("<|im_end|>")[0]
+            told: list[dict[str, str]] = [{"role": "system", "content": env.system_prompt}, {"role": "user", "content": question}]
+            answer = trained[-1].removesuffix("<|im_end|>")
+            assert eval(maker.expression_of(question)) == int(answer) and len(trained) == 1 + (share == 1)
+            if share:
+                told += [{"role": "assistant", "content": trained[0].removesuffix("<|im_end|>")}, {"role": "tool", "content": answer}]
+            prompt = renderer.open_turn(None, told).text
+            assert prompt + f"{answer}<|im_end|>\n" == text
+
+
+def test_the_tools_start_model_is_made_once_with_the_same_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    maker, fits = prepare.load_maker(), []
+
+    def fit(model: Any, params: dict, samples: Iterator[TrainingSample], *settings: Any, rows: int) -> dict:
+        fits.append((next(samples), settings[:2], rows))
+        return params
+
+    maker.fit = fit
+    monkeypatch.setattr(prepare, "load_maker", lambda: maker)
+    out = tmp_path / "tools_start"
+    for _ in range(2):
+        prepare.make_tools_start(out, QUIET)
+    (sample, settings, _), *more = fits
+    assert not more and settings == (prepare.TOOLS_START["steps"], prepare.TOOLS_START["lr"]) and sample.ce_weights.any()
+    assert Renderer.from_pretrained(out).stop_ids == Renderer.from_pretrained(prepare.START_MODEL).stop_ids
+    monkeypatch.setattr(prepare, "TOOLS_START", {**prepare.TOOLS_START, "called_share": 0.25})
+    prepare.make_tools_start(out, QUIET)
+    assert len(fits) == 2 and json.loads((out / "made.json").read_text())["called_share"] == 0.25

@@ -56,6 +56,7 @@ def test_what_cannot_be_used_ends_with_code_2_and_says_what_to_do(
     assert "`server.host`='no.such.host.invalid'" in said_by(capsys, "--server.host=no.such.host.invalid", "--server.api_key_var=PATH")
     monkeypatch.setenv("JAXRL_EMPTY", " ")
     assert "environment variable JAXRL_EMPTY is not set or empty" in said_by(capsys, "--server.api_key_var=JAXRL_EMPTY")
+    assert "`model.renderer`='nobody'" in said_by(capsys, "--model.renderer=nobody")
     assert str(tmp_path / "none") in said_by(capsys, f"--model.name={tmp_path / 'none'}")
     assert "beyond the 512 positions" in said_by(capsys, "--inference.max_model_len=513")
 

@@ -36,8 +36,8 @@ TEACHER = {"steps": 200, "lr": 2e-3, "worked_share": 1.0}
 """The start model, trained further on answers that are all worked out."""
 HINTED_START = {"steps": 700, "hinted_share": 0.4}
 """As the start model, but in 40% of the single turns it was shown the worked answer first."""
-TOOLS_START = {"steps": 110, "lr": 1e-3, "seed": 0}
-"""The start model after so few demonstrations of the tools environment that it calls well less than half of the time."""
+TOOLS_START = {"steps": 280, "lr": 1e-3, "seed": 0, "called_share": 0.5}
+"""The start model after demonstrations of the tools environment, of which half answer at once: it knows how to call, not that it should."""
 TOOL_SYSTEM = "Tool: calc(expr)"
 """What those of its documents that call a tool began with."""
 
@@ -100,16 +100,19 @@ def make_tools_start(out: Path, console: Console) -> None:
     model, params = load_pretrained(START_MODEL)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(START_MODEL)
     rng = random.Random(TOOLS_START["seed"])
-    samples = (maker.to_sample(document, tokenizer) for document in tool_conversations(maker, rng))
-    params = maker.fit(model, params, samples, TOOLS_START["steps"], TOOLS_START["lr"], console, rows=maker.DOCS_PER_STEP)
+    samples = (maker.to_sample(document, tokenizer) for document in tool_conversations(maker, rng, TOOLS_START["called_share"]))
+    params = maker.fit(model, params, samples, TOOLS_START["steps"], TOOLS_START["lr"], console, rows=maker.ROWS_WITH_HINTS)
     shutil.rmtree(out, ignore_errors=True)
     save_pretrained(model, params, out, tokenizer_dir=START_MODEL)
     measured.write_text(json.dumps(TOOLS_START) + "\n", encoding="utf-8")
     console.print(f"saved {out}")
 
 
-def tool_conversations(maker: Any, rng: random.Random) -> Iterator[list[tuple[str, bool]]]:
-    """Yield demonstrations of the tools environment for ever, as spans of text with whether the loss is taken there."""
+def tool_conversations(maker: Any, rng: random.Random, called_share: float) -> Iterator[list[tuple[str, bool]]]:
+    """Yield demonstrations of the tools environment for ever, as spans of text with whether the loss is taken there.
+
+    In a share of them the tool is called; in the others the answer follows at once.
+    """
     config = ToolsEnvConfig(
         dataset="chain_sum",
         parameters={"min_terms": 2, "max_terms": 5, "min_digits": 1, "max_digits": 2},
@@ -125,11 +128,11 @@ def tool_conversations(maker: Any, rng: random.Random) -> Iterator[list[tuple[st
         rng.shuffle(specs)
         for spec in specs:
             call, answer = env.demonstration(spec) or ()
+            told = [*maker.turn("assistant", call, True), *maker.turn("user", f"<tool_response>{answer}</tool_response>")]
             yield [
                 *maker.turn("system", TOOL_SYSTEM),
                 *maker.turn("user", spec["question"]),
-                *maker.turn("assistant", call, True),
-                *maker.turn("user", f"<tool_response>{answer}</tool_response>"),
+                *(told if rng.random() < called_share else []),
                 *maker.turn("assistant", answer, True),
             ]
 

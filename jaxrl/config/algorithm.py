@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
-from jaxrl.config.base import Section
+from jaxrl.config.base import IMPORT_PATH, Section
 from jaxrl.config.model import FrozenModelConfig
 
 LossType = Literal["rl", "ce", "ref_kl"]
@@ -111,7 +111,7 @@ class TokensPenaltyConfig(Section):
     completion_weight: float = Field(default=1.0, ge=0, allow_inf_nan=False)
     """Weight of a token that the policy wrote."""
     tool_response_weight: float = Field(default=1.0, ge=0, allow_inf_nan=False)
-    """Weight of a token of a tool's answer."""
+    """Weight of a token of a tool's result."""
 
 
 class TurnsPenaltyConfig(Section):
@@ -165,10 +165,10 @@ class RoleConfig(Section):
 
 
 class ToolRoleConfig(RoleConfig):
-    """How much the answers of tools are learned from, and of which."""
+    """How much the results of tools are learned from, and of which."""
 
     tool_names: list[str] | None = Field(default=None, min_length=1)
-    """Only the answers of the tools of these names; null takes those of all, also answers that name no tool."""
+    """Only the results of the tools of these names; null takes those of all, also results that name no tool."""
 
 
 class EchoRolesConfig(Section):
@@ -181,7 +181,7 @@ class EchoRolesConfig(Section):
     assistant: RoleConfig | None = None
     """Replies that the environment itself wrote, never those of the policy."""
     tool: ToolRoleConfig | None = None
-    """Answers of tools."""
+    """Results of tools."""
 
     @property
     def table(self) -> dict[str, RoleConfig]:
@@ -205,7 +205,7 @@ class EchoFilterConfig(Section):
     token out; True adds none.
     """
 
-    import_path: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
+    import_path: str = Field(pattern=IMPORT_PATH)
     """`package.module:function`, importable from where the run is started; refused if `run.allow_import_paths` is false."""
     kwargs: dict[str, Any] = {}
     """Keyword arguments of every call."""

@@ -7,6 +7,9 @@ because TOML has no null.
 
 from pydantic import BaseModel, ConfigDict
 
+IMPORT_PATH = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
+"""`package.module:name` of something of the user's own."""
+
 
 class Section(BaseModel):
     """A frozen section of the configuration that refuses unknown keys."""

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from jaxrl.config.algorithm import AlgorithmConfig, CoefficientsConfig
-from jaxrl.config.base import Section
+from jaxrl.config.base import IMPORT_PATH, Section
 from jaxrl.config.reward import RewardConfig
 from jaxrl.config.turns import BudgetConfig, History, Truncated
 
@@ -234,7 +234,7 @@ class PythonToolConfig(Section):
 
     name: str = Field(pattern=TOOL_NAME)
     """What the policy calls it."""
-    import_path: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
+    import_path: str = Field(pattern=IMPORT_PATH)
     """`package.module:function`; refused if `run.allow_import_paths` is false."""
     description: str = ""
     """What the policy is told; empty takes the function's docstring."""
@@ -314,7 +314,7 @@ class PythonEnvConfig(EnvBase):
 
     type: Literal["python"] = "python"
     """Which environment: `reasoning_gym`, `questions`, `reverse_text`, `tools`, `feedback`, `python` or `agent`."""
-    import_path: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
+    import_path: str = Field(pattern=IMPORT_PATH)
     """`package.module:name`, importable from where the run is started; refused if `run.allow_import_paths` is false."""
     kwargs: dict[str, Any] = {}
     """Further keyword arguments of the call."""
@@ -327,7 +327,7 @@ class AgentEnvConfig(EnvBase):
 
     type: Literal["agent"] = "agent"
     """Which environment: `reasoning_gym`, `questions`, `reverse_text`, `tools`, `feedback`, `python` or `agent`."""
-    import_path: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
+    import_path: str = Field(pattern=IMPORT_PATH)
     """`package.module:function`, importable from where the run is started; refused if `run.allow_import_paths` is false. It is called as
     `function(spec, base_url, api_key, **kwargs)` and returns a reward, None, or an `Outcome`, which may be a dict."""
     kwargs: dict[str, Any] = {}

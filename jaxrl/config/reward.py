@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from jaxrl.config.base import Section
+from jaxrl.config.base import IMPORT_PATH, Section
 
 
 class MathVerifyRewardConfig(Section):
@@ -31,7 +31,7 @@ class PythonRewardConfig(Section):
 
     type: Literal["python"] = "python"
     """Which reward: `math_verify` or `python`."""
-    import_path: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
+    import_path: str = Field(pattern=IMPORT_PATH)
     """`package.module:function`, importable from where the run is started; refused if `run.allow_import_paths` is false."""
     kwargs: dict[str, Any] = {}
     """Keyword arguments of every call."""

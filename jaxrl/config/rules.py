@@ -84,8 +84,6 @@ def warn_of_training(envs: Sequence[tuple[EnvBase, AlgorithmBase, SamplingConfig
             "be 0 and nothing will be learned from it; use at least 2, or 'reinforce'",
             stacklevel=2,
         )
-
-
     for setting, names in mute.items():
         warnings.warn(
             f"{setting} learns from what an environment says after the policy's first reply, and env {_listed(names)} ends with that "

@@ -25,6 +25,8 @@ class ServedModelConfig(Section):
     `org/name@revision`, whose files are fetched first."""
     served_name: str | None = Field(default=None, min_length=1)
     """What requests call the model; null means the last part of `name`."""
+    renderer: str = Field(default="auto", min_length=1)
+    """What turns messages into tokens, as `model.renderer` of a run has it: `template`, a name of the `renderers` package, or `auto`."""
     tool_format: ToolFormat = "auto"
     """How calls of tools are read in its replies: `hermes`, `llama3`, `mistral` or `xml`; `auto` finds out from the chat template."""
 

@@ -7,10 +7,11 @@ touches tokens itself. A reward is a finite number or None (not scored). Raising
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from jaxrl.config.env import ExampleConfig
 from jaxrl.errors import ConfigError
 from jaxrl.types import ToolCall
 
@@ -24,6 +25,10 @@ ToolSchema = Mapping[str, Any]
 TaskSpec = dict[str, Any]
 """The JSON value of one task. Keys that the rest of the system reads: `id` (str, stable, unique in its list) and, where
 there are any, `difficulty` and `group`. The rest belongs to the environment."""
+
+
+Score = Callable[[TaskSpec, str], float | Awaitable[float | None] | None]
+"""(spec, text of a reply) -> a finite number, or None if it cannot be scored; a coroutine function, or a plain one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +137,19 @@ def demonstrated_turns(demonstration: Demonstration | None) -> tuple[str, ...] |
     if isinstance(turns, Sequence) and len(turns) > 0 and all(isinstance(turn, str) for turn in turns):
         return tuple(turns)
     return None
+
+
+def opening(system_prompt: str | None, examples: Sequence[ExampleConfig]) -> list[Message]:
+    """Return what stands before a question: the system message, and each example as a question with its answer.
+
+    Example:
+      >>> opening("Be brief.", [ExampleConfig(question="1 + 1 =", answer="2")])[1:]
+      [{'role': 'user', 'content': '1 + 1 ='}, {'role': 'assistant', 'content': '2'}]
+    """
+    messages: list[Message] = [] if system_prompt is None else [{"role": "system", "content": system_prompt}]
+    for example in examples:
+        messages += [{"role": "user", "content": example.question}, {"role": "assistant", "content": example.answer}]
+    return messages
 
 
 def checked_tasks(name: str, tasks: Sequence[TaskSpec]) -> list[TaskSpec]:

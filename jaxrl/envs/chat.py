@@ -153,16 +153,10 @@ class ChatEnvironment:
 
     def _limit(self, episode: Episode, duration_s: float) -> str | None:
         """Return the limit that is reached, if one is."""
-        budget = self._budget
         if not episode.last.is_stopped:
             return "max_tokens"
-        if len(episode.replies) >= budget.max_turns:
-            return "max_turns"
-        if budget.max_completion_tokens and sum(reply.num_tokens for reply in episode.replies) >= budget.max_completion_tokens:
-            return "max_completion_tokens"
-        if budget.max_duration_s and duration_s >= budget.max_duration_s:
-            return "max_duration"
-        return None
+        num_tokens = sum(reply.num_tokens for reply in episode.replies)
+        return self._budget.reached(num_turns=len(episode.replies), num_tokens=num_tokens, duration_s=duration_s)
 
     async def _call(self, hook: Callable[[Episode], Any], episode: Episode, failing: type[GraderError] | None = None) -> Any:
         what = f"env {self.name!r}: what `{getattr(hook, '__name__', hook)}` returns"

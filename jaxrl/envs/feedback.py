@@ -7,19 +7,16 @@ or when no attempt is left (`max_turns`). Running out of attempts is an end of t
 from __future__ import annotations
 
 import copy
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from decimal import Decimal, InvalidOperation
 
 from jaxrl.config.env import FeedbackEnvConfig, env_name
 from jaxrl.config.turns import BudgetConfig
 from jaxrl.envs.answers import extract_answer
-from jaxrl.envs.base import Demonstration, Message, TaskSpec
+from jaxrl.envs.base import Demonstration, Message, Score, TaskSpec
 from jaxrl.envs.chat import ChatEnvironment, Episode
 from jaxrl.envs.gym_questions import gym_questions
-from jaxrl.envs.hooks import called
-from jaxrl.errors import GraderError
-
-Score = Callable[[TaskSpec, str], float | Awaitable[float | None] | None]
+from jaxrl.envs.hooks import scored
 
 
 class FeedbackEnvironment(ChatEnvironment):
@@ -112,10 +109,7 @@ class FeedbackEnvironment(ChatEnvironment):
     async def _worth(self, episode: Episode) -> float | None:
         if self._require_stop and not episode.last.is_stopped:
             return 0.0
-        return await called(
-            self._scorer, episode.spec, episode.last.text,
-            what="the score", deadline_s=self._score_deadline_s, failing=GraderError, thread="score",
-        )  # fmt: skip
+        return await scored(self._scorer, episode.spec, episode.last.text, deadline_s=self._score_deadline_s)
 
 
 def feedback_environment(config: FeedbackEnvConfig) -> FeedbackEnvironment:

@@ -14,14 +14,14 @@ import dataclasses
 import difflib
 import functools
 import warnings
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from jaxrl.config.env import GymQuestionsConfig, TierConfig, env_name
 from jaxrl.config.reward import PythonRewardConfig
 from jaxrl.envs.answers import exact_match, extract_answer
-from jaxrl.envs.base import Message, TaskSpec
+from jaxrl.envs.base import Message, Score, TaskSpec, opening
 from jaxrl.envs.grading.scorer import WorkerScorer
 from jaxrl.envs.splits import question_id, split_of
 from jaxrl.errors import ConfigError
@@ -43,8 +43,8 @@ class GymQuestions:
     """What comes before a question: the system message and the examples."""
     items: dict[str, dict[str, Any]]
     """What the dataset made for each task, by the task's id."""
-    score: Callable[[TaskSpec, str], float | Awaitable[float | None] | None]
-    """(spec, text of a reply) -> its worth, as `scorer` says."""
+    score: Score
+    """What a reply is worth, as `scorer` says."""
     close: Callable[[], None]
     """Gives back what `score` holds."""
     require_stop: bool
@@ -77,16 +77,16 @@ def gym_questions(config: GymQuestionsConfig) -> GymQuestions:
     shown = {example.question for example in config.examples}
     if not (kept := [spec for spec in specs if spec["question"] not in shown]):
         raise ConfigError(f"env {env_name(config)!r}: each of its {len(specs)} tasks is one of `examples`; leave some of those out")
-    opening = _opening(config)
+    before = opening(config.system_prompt, config.examples)
     if config.scorer == "exact_match":
-        return GymQuestions(kept, opening, items, exact_match, lambda: None, config.require_stop)
+        return GymQuestions(kept, before, items, exact_match, lambda: None, config.require_stop)
     settings = config.model_dump_json(include=set(GymQuestionsConfig.model_fields))
     scorer = WorkerScorer(config, f"{__name__}:dataset_score", {"config": settings})
 
     async def score(spec: TaskSpec, text: str) -> float | None:
         return await scorer.score({"tier": spec["difficulty"], "item": items[spec["id"]]}, text)
 
-    return GymQuestions(kept, opening, items, score, scorer.close, require_stop=False)
+    return GymQuestions(kept, before, items, score, scorer.close, require_stop=False)
 
 
 def dataset_score(spec: TaskSpec, text: str, *, config: str) -> float:
@@ -102,13 +102,6 @@ def dataset_score(spec: TaskSpec, text: str, *, config: str) -> float:
     Note: many datasets give part credit to any reply that holds the answer, also to a wrong number.
     """
     return _datasets_in(config)[spec["tier"]].score_answer(extract_answer(text), spec["item"])
-
-
-def _opening(config: GymQuestionsConfig) -> list[Message]:
-    opening: list[Message] = [] if config.system_prompt is None else [{"role": "system", "content": config.system_prompt}]
-    for example in config.examples:
-        opening += [{"role": "user", "content": example.question}, {"role": "assistant", "content": example.answer}]
-    return opening
 
 
 @functools.cache

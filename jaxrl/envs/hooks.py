@@ -1,18 +1,54 @@
-"""Calls what a user gave an environment, where it cannot hold up the event loop.
+"""Finds what a user gave a run by its import path, and calls it where it cannot hold up the event loop.
 
-In: a function or a coroutine function, its arguments, a deadline. Out: what it returned, or an error. It knows no rollout.
+In: `package.module:name`, or a function or a coroutine function with its arguments and a deadline. Out: what was found or returned, or an
+error. It knows no rollout.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import inspect
+import os
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
 
-from jaxrl.errors import EnvError, JaxrlError
+from jaxrl.blame import place_of
+from jaxrl.envs.base import Score, TaskSpec
+from jaxrl.errors import ConfigError, EnvError, GraderError, JaxrlError
+
+
+def imported(import_path: str, where: str) -> Callable[..., Any]:
+    """Return the class or function of an import path, looked for in the folder where the run is started, too.
+
+    Args:
+      import_path: `package.module:name`.
+      where: the setting, for messages.
+
+    Raises:
+      ConfigError: the module cannot be imported, has no such name, or it is nothing that can be called.
+    """
+    module, _, name = import_path.partition(":")
+    if os.getcwd() not in sys.path and "" not in sys.path:  # as a console script, a program has only its own folder there
+        sys.path.append(os.getcwd())
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (Exception, SystemExit) as error:
+        is_itself = isinstance(error, ModuleNotFoundError) and error.name is not None and f"{module}.".startswith(f"{error.name}.")
+        remedy = "; it must be importable from where the run is started" if is_itself else ""
+        raise ConfigError(f"{where} cannot be imported: {told(error)}{remedy}") from error
+    if not callable(found):
+        raise ConfigError(f"{where} is a {type(found).__name__}; name a class or a function")
+    return found
+
+
+def told(error: BaseException) -> str:
+    """Return an exception in words, and where it was raised."""
+    place = place_of(error)
+    return f"{type(error).__name__}: {error}" + (f" ({place})" if place else "")
 
 
 async def called(
@@ -46,6 +82,15 @@ async def called(
     if failing is None or isinstance(error, failing):
         raise error
     raise failing(f"{type(error).__name__}: {error}") from error
+
+
+async def scored(score: Score, spec: TaskSpec, text: str, *, deadline_s: float) -> float | None:
+    """Return what a scorer gives for a reply; see `called`.
+
+    Raises:
+      GraderError: it raised, or a plain function was not done after `deadline_s` seconds.
+    """
+    return await called(score, spec, text, what="the score", deadline_s=deadline_s, failing=GraderError, thread="score")
 
 
 async def _in_own_thread(

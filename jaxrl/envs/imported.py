@@ -6,16 +6,13 @@ wrong meanwhile is a mistake in the configuration, in words.
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import os
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from jaxrl.blame import place_of
 from jaxrl.config.env import PythonEnvConfig, env_name
 from jaxrl.envs.base import Environment, checked_tasks
+from jaxrl.envs.hooks import imported, told
 from jaxrl.errors import ConfigError
 
 _METHODS = ("tasks", "play", "demonstration", "close")
@@ -42,7 +39,7 @@ def python_environment(config: PythonEnvConfig) -> Environment:
         raise
     except (Exception, SystemExit) as error:
         given = ", ".join(f"{key}=..." for key in arguments)
-        raise ConfigError(f"{where} was called with ({given}) and raised {_told(error)}") from error
+        raise ConfigError(f"{where} was called with ({given}) and raised {told(error)}") from error
     missing = [method for method in _METHODS if not callable(getattr(environment, method, None))]
     if missing:
         raise ConfigError(
@@ -57,32 +54,8 @@ def python_environment(config: PythonEnvConfig) -> Environment:
     except ConfigError:
         raise
     except (Exception, SystemExit) as error:
-        raise ConfigError(f"{where}: its tasks cannot be listed: {_told(error)}") from error
+        raise ConfigError(f"{where}: its tasks cannot be listed: {told(error)}") from error
     return environment
-
-
-def imported(import_path: str, where: str) -> Callable[..., Any]:
-    """Return the class or function of an import path, looked for in the folder where the run is started, too.
-
-    Args:
-      import_path: `package.module:name`.
-      where: the setting, for messages.
-
-    Raises:
-      ConfigError: the module cannot be imported, has no such name, or it is nothing that can be called.
-    """
-    module, _, name = import_path.partition(":")
-    if os.getcwd() not in sys.path and "" not in sys.path:  # as a console script, a program has only its own folder there
-        sys.path.append(os.getcwd())
-    try:
-        found = getattr(importlib.import_module(module), name)
-    except (Exception, SystemExit) as error:
-        is_itself = isinstance(error, ModuleNotFoundError) and error.name is not None and f"{module}.".startswith(f"{error.name}.")
-        remedy = "; it must be importable from where the run is started" if is_itself else ""
-        raise ConfigError(f"{where} cannot be imported: {_told(error)}{remedy}") from error
-    if not callable(found):
-        raise ConfigError(f"{where} is a {type(found).__name__}; name a class or a function")
-    return found
 
 
 def _settings(config: PythonEnvConfig, make: Callable[..., Any], where: str) -> Mapping[str, Any]:
@@ -102,8 +75,3 @@ def _settings(config: PythonEnvConfig, make: Callable[..., Any], where: str) -> 
         elif is_set:
             raise ConfigError(f"{where} has no parameter `{key}`, so that setting has no place to go; add one, or leave the setting out")
     return passed
-
-
-def _told(error: BaseException) -> str:
-    place = place_of(error)
-    return f"{type(error).__name__}: {error}" + (f" ({place})" if place else "")

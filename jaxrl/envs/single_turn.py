@@ -7,14 +7,12 @@ question is about; a world with more than one turn implements `Environment.play`
 from __future__ import annotations
 
 import copy
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 
 from jaxrl.config.env import ExampleConfig
-from jaxrl.envs.base import Message, Outcome, Session, TaskSpec, checked_tasks
-from jaxrl.envs.hooks import called
-from jaxrl.errors import ConfigError, GraderError
-
-Score = float | None
+from jaxrl.envs.base import Outcome, Score, Session, TaskSpec, checked_tasks, opening
+from jaxrl.envs.hooks import scored
+from jaxrl.errors import ConfigError
 
 
 class SingleTurnEnvironment:
@@ -54,7 +52,7 @@ class SingleTurnEnvironment:
         name: str,
         tasks: Sequence[TaskSpec],
         prompt: Callable[[TaskSpec], str],
-        score: Callable[[TaskSpec, str], Score | Awaitable[Score]],
+        score: Score,
         *,
         system_prompt: str | None = None,
         examples: Sequence[ExampleConfig] = (),
@@ -71,9 +69,7 @@ class SingleTurnEnvironment:
             raise ConfigError(f"env {name!r}: each of its {len(tasks)} tasks is one of `examples`; leave some of those out")
         self._prompt = prompt
         self._score = score
-        self._opening: list[Message] = [] if system_prompt is None else [{"role": "system", "content": system_prompt}]
-        for example in examples:
-            self._opening += [{"role": "user", "content": example.question}, {"role": "assistant", "content": example.answer}]
+        self._opening = opening(system_prompt, examples)
         self._require_stop = require_stop
         self._demonstration = demonstration
         self._score_deadline_s = score_deadline_s
@@ -87,7 +83,7 @@ class SingleTurnEnvironment:
         """Return the reference reply to a task."""
         return self._demonstration(spec)
 
-    def scored_by(self, score: Callable[[TaskSpec, str], Score | Awaitable[Score]], close: Callable[[], None]) -> SingleTurnEnvironment:
+    def scored_by(self, score: Score, close: Callable[[], None]) -> SingleTurnEnvironment:
         """Return this environment with another scorer, and what gives back what that one holds."""
         self._close()
         other = copy.copy(self)
@@ -104,11 +100,5 @@ class SingleTurnEnvironment:
         if self._require_stop and not reply.is_stopped:
             reward = 0.0
         else:
-            reward = await self._scored(spec, reply.text)
+            reward = await scored(self._score, spec, reply.text, deadline_s=self._score_deadline_s)
         return Outcome(reward=reward, stop_reason="done" if reply.is_stopped else "max_tokens", is_truncated=not reply.is_stopped)
-
-    async def _scored(self, spec: TaskSpec, text: str) -> Score:
-        """Call the scorer where it does not hold up the event loop, and file what it raises under `grader`."""
-        return await called(
-            self._score, spec, text, what="the score", deadline_s=self._score_deadline_s, failing=GraderError, thread="score"
-        )

@@ -16,7 +16,7 @@ import numpy as np
 
 from jaxrl.batching import rollout_to_samples
 from jaxrl.config.turns import History
-from jaxrl.envs.base import Environment, TaskSpec
+from jaxrl.envs.base import Environment, TaskSpec, demonstrated_turns
 from jaxrl.envs.play import play_rollout
 from jaxrl.envs.text_session import demonstration_session
 from jaxrl.envs.transcript import Window
@@ -121,22 +121,26 @@ class DemonstrationScorer:
             for rollout in shown:
                 group.create_task(play(rollout))
         samples = {id(rollout): rollout_to_samples(rollout) for rollout in shown}
-        # A failed scorer is of no concern here; anything else may have left replies unsaid.
-        broken = (Boundary.ENV, Boundary.POLICY)
-        lost = [
-            rollout for rollout in shown if not samples[id(rollout)] or (rollout.failure is not None and rollout.failure.boundary in broken)
-        ]
+        lost = [rollout for rollout in shown if not samples[id(rollout)] or self._is_broken(rollout)]
         for rollout in lost:
             samples[id(rollout)] = []
         if lost:
             failure = lost[0].failure
             logger.warning(
                 "env %r: %d of %d demonstrations cannot be scored and are left out; the first one, of task %r: %s",
-                self._env.name, len(lost), len(shown), lost[0].task.id, failure.message if failure else "it has no tokens",
+                self._env.name, len(lost), len(shown), lost[0].task.id,
+                failure.message if failure else f"it was over after {lost[0].num_turns} replies ({lost[0].stop_reason})",
             )  # fmt: skip
         if not shown:
             logger.warning("env %r: no task of the evaluation has a demonstration, so there is no `demonstration_nll`", self._env.name)
         return [samples.get(id(rollout), []) for rollout in rollouts]
+
+    def _is_broken(self, rollout: Rollout) -> bool:
+        """Say whether the environment asked for more or fewer replies than the demonstration has; a failed scorer is of no concern."""
+        if rollout.failure is not None and rollout.failure.boundary in (Boundary.ENV, Boundary.POLICY):
+            return True
+        turns = demonstrated_turns(self._env.demonstration(rollout.task.spec))
+        return turns is not None and rollout.num_turns < len(turns)
 
     def _rollout(self, spec: TaskSpec, index: int) -> Rollout:
         task = task_of(self._env.name, spec)

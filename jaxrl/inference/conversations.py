@@ -13,7 +13,7 @@ import hashlib
 import json
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +35,13 @@ class Heard:
     """Of the conversation before its first message, after it, ..., after the last."""
     num_chars: int
     """Characters of all that is in the keys."""
+
+    def longest_beginning(self, known: Container[Key]) -> int:
+        """Return how many messages the longest beginning has whose key is known; 0 if none is.
+
+        The whole conversation is no beginning: at least one message is left to go on with.
+        """
+        return next((num_messages for num_messages in range(len(self.keys) - 2, 0, -1) if self.keys[num_messages] in known), 0)
 
     def with_reply(self, message: Mapping[str, Any]) -> Heard:
         """Return the conversation that the client has after a reply."""
@@ -88,17 +95,14 @@ class ConversationMemory:
         self._lock = threading.Lock()
 
     def recall(self, heard: Heard) -> tuple[RenderState | None, int]:
-        """Return the longest beginning that is remembered and how many messages it has; None and 0 if there is none.
-
-        The whole conversation is no beginning: at least one message is left to go on with.
-        """
+        """Return the longest beginning that is remembered and how many messages it has; None and 0 if there is none."""
         with self._lock:
-            for num_messages in range(len(heard.keys) - 2, 0, -1):
-                key = heard.keys[num_messages]
-                if key in self._entries:
-                    self._entries.move_to_end(key)
-                    return self._entries[key].state, num_messages
-        return None, 0
+            num_messages = heard.longest_beginning(self._entries)
+            if not num_messages:
+                return None, 0
+            key = heard.keys[num_messages]
+            self._entries.move_to_end(key)
+            return self._entries[key].state, num_messages
 
     def remember(self, told: Heard, state: RenderState) -> None:
         """Keep a reply; the least recently used ones make room.

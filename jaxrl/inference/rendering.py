@@ -117,6 +117,11 @@ class Renderer:
         return renderer
 
     @property
+    def knows_model(self) -> bool:
+        """True if a known model comes before the chat template."""
+        return self._known is not None
+
+    @property
     def tokenizer(self) -> PreTrainedTokenizerFast:
         """The tokenizer by itself, for what its files say beside what is made of them."""
         return self._tokenizer
@@ -243,7 +248,7 @@ class Renderer:
     def prompt_text(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
         """Return the text of `open_turn(None, messages, tools=tools)`, in time that is linear in the number of messages; raises alike.
 
-        Its ids are `encode(text, add_special_tokens=False)`.
+        Its ids are `encode(text, add_special_tokens=False)`, unless it `knows_model`: then `open_turn` is linear too.
         """
         render = self._known.render_text if self._known is not None else self._template.render
         return render(plain_messages(messages), plain_tools(tools), add_generation_prompt=True)

@@ -5,6 +5,7 @@ Values only, made by `rendering.Renderer`, and never changed.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from jaxrl.inference.replies import ParsedReply
+from jaxrl.inference.tool_calls.base import turn_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +72,12 @@ class RenderedTurn:
 
     @property
     def index(self) -> int:
-        """Number of replies before this one, whoever wrote them: no two calls of a conversation have one id."""
-        return sum(message["role"] == "assistant" for message in self.messages)
+        """Number of replies before this one, whoever wrote them, or the next that no call stands for: no two calls of a conversation have
+        one id, though its client may have cut its beginning off."""
+        told = (call.get("id", "") for message in self.messages for call in message.get("tool_calls", ()))
+        taken = {turn_of(call_id) for call_id in (*told, *(call.id for reply in self.replies.values() for call in reply.tool_calls))}
+        number = sum(message["role"] == "assistant" for message in self.messages)
+        return next(turn for turn in itertools.count(number) if turn not in taken)
 
     @property
     def span_messages(self) -> tuple[dict[str, Any], ...]:

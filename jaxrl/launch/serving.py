@@ -28,6 +28,7 @@ from jaxrl.engine.engine import Engine
 from jaxrl.engine.server import Backend, Service
 from jaxrl.errors import ConfigError
 from jaxrl.inference.frozen import api_key
+from jaxrl.inference.known_models import load_renderer
 from jaxrl.inference.rendering import Renderer
 from jaxrl.launch.arrays import check_window
 from jaxrl.launch.compile_cache import use_compile_cache
@@ -70,7 +71,7 @@ def serve(config: ServeConfig, say: Say, on_ready: Callable[[Running], None] | N
       ConfigError, ModelLoadError: the model, the key or the address cannot be used.
       DeadlineError: the device thread did not end in time.
     """
-    renderer = Renderer.from_pretrained(config.model.name, tool_format=config.model.tool_format)
+    renderer = load_renderer(config.model.name, renderer=config.model.renderer, tool_format=config.model.tool_format)
     service = Service(config, api_key(config.server.api_key_var, os.environ, "server.api_key_var"))
     use_compile_cache(is_on=config.server.compile_cache, directory=config.server.compile_cache_dir)
     with contextlib.closing(_listen(config.server)) as listener, _device_thread(config.server.shutdown_deadline_s) as device:

@@ -30,7 +30,7 @@ ORIGINS = {
 
 INPUT, MASKED, OTHER_BRANCH, ZERO_WEIGHT, TRUNCATED = "input", "masked", "other_branch", "zero_weight", "truncated"
 REASONS = {
-    INPUT: "nobody sampled it, and it has no weight of its own: a prompt, a tool's answer, template text",
+    INPUT: "nobody sampled it, and it has no weight of its own: a prompt, a tool's result, template text",
     MASKED: "sampled, but the environment, its `truncated` = \"mask\" or the algorithm took it out of the loss mask",
     OTHER_BRANCH: "shared with an earlier branch of the rollout, which has it in its loss mask",
     ZERO_WEIGHT: "in the loss mask, but all three weights are 0",

@@ -91,7 +91,7 @@ class ToolCall:
     """One call of a tool that a reply asks for, or what was meant as one."""
 
     id: str
-    """Unique in its conversation; the tool's answer names it."""
+    """Unique in its conversation; the tool's result names it."""
     name: str
     """The tool; empty if not even that could be read."""
     arguments: dict[str, Any] | None
@@ -137,7 +137,7 @@ class Node:
     source: Writer = "policy"
     """Who wrote the sampled tail."""
     name: str | None = None
-    """The tool that a tool message answers for; None for any other message, and where nobody says."""
+    """The tool whose result a tool message is; None for any other message, and where nobody says."""
     tool_calls: tuple[ToolCall, ...] = ()
     """The calls that an assistant message holds, as parsed; for people and logs."""
     is_retold: bool = False
@@ -282,11 +282,6 @@ class Rollout:
             if any(branches[-1].trained):
                 taken.update(path)
         return branches
-
-    def messages(self) -> list[dict[str, str]]:
-        """Return the last branch as chat messages, for logs."""
-        path = self.path_to(len(self.nodes) - 1) if self.nodes else ()
-        return [{"role": self.nodes[index].role, "content": self.nodes[index].content} for index in path]
 
     def fail(self, boundary: Boundary, error: BaseException | str, *, kind: str | None = None) -> None:
         """Give the rollout a failure instead of a reward; the first failure of a rollout stays.

@@ -14,7 +14,7 @@ from jaxrl.config.turns import BudgetConfig
 from jaxrl.envs.base import Environment, TaskSpec
 from jaxrl.envs.build import build_environment
 from jaxrl.envs.chat import ChatEnvironment
-from jaxrl.envs.imported import imported
+from jaxrl.envs.hooks import imported
 from jaxrl.errors import ConfigError
 from tests.envs.test_chat import SPEC, GuessANumber
 from tests.fakes import ToyEnv

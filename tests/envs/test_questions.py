@@ -35,7 +35,7 @@ async def test_the_question_alone_is_asked_and_the_reply_is_compared_with_the_an
     for reply in ("<think>hm</think>4", "4", "5", env.demonstration(spec)):
         rollout = make_rollout(spec)
         await play_rollout(env, rollout, open_session(saying(reply), rollout), 10.0)
-        assert rollout.failure is None and [m["content"] for m in rollout.messages()] == ["2 + 2 =", reply]
+        assert rollout.failure is None and [node.content for node in rollout.nodes] == ["2 + 2 =", reply]
         rewards.append(rollout.reward)
     assert env.name == "sums" and rewards == [1.0, 1.0, 0.0, 1.0]
 

@@ -25,4 +25,4 @@ async def test_it_plays_with_its_name_and_system_prompt() -> None:
     spec = env.tasks()[0]
     rollout = make_rollout(spec)
     await play_rollout(env, rollout, open_session(saying(spec["text"][::-1]), rollout), 10.0)
-    assert env.name == "mirror" and rollout.reward == 1.0 and rollout.messages()[0]["role"] == "system"
+    assert env.name == "mirror" and rollout.reward == 1.0 and rollout.nodes[0].role == "system"

@@ -36,7 +36,7 @@ async def test_a_turn_is_recorded_as_message_nodes_and_one_node_whose_tail_was_s
     assert RENDERER.decode(answer.token_ids[:-3]) == "<|im_start|>assistant\n"
     assert len(answer.logprobs) == len(answer.versions) == 3 and answer.finish_reason == "stop" and answer.temperature == 1.0
     assert answer.token_ids.dtype == np.int32 and answer.loss_mask is None
-    assert rollout.num_completion_tokens == 3 and rollout.messages()[-1] == {"role": "assistant", "content": "11"}
+    assert rollout.num_completion_tokens == 3 and (rollout.nodes[-1].role, rollout.nodes[-1].content) == ("assistant", "11")
 
 
 replies = st.lists(st.one_of(st.sampled_from([3, 4]), st.integers(min_value=3, max_value=319)), max_size=5)

@@ -30,12 +30,12 @@ async def played(env: SingleTurnEnvironment, endpoint: ScriptedEndpoint) -> Roll
 async def test_the_question_is_asked_once_and_the_reply_is_scored() -> None:
     good, bad = await played(shout(), saying("HI")), await played(shout(), saying("hi"))
     assert (good.reward, bad.reward) == (1.0, 0.0) and good.num_turns == 1 and good.stop_reason == "done"
-    assert [m["content"] for m in good.messages()] == ["Shout: hi", "HI"]
+    assert [node.content for node in good.nodes] == ["Shout: hi", "HI"]
 
 
 async def test_a_system_prompt_comes_first() -> None:
     rollout = await played(shout(system_prompt="Be loud."), saying("HI"))
-    assert rollout.messages()[0] == {"role": "system", "content": "Be loud."}
+    assert (rollout.nodes[0].role, rollout.nodes[0].content) == ("system", "Be loud.")
 
 
 async def test_a_score_may_be_a_coroutine_function() -> None:
@@ -141,7 +141,7 @@ async def test_examples_stand_as_turns_before_the_question_and_are_never_asked()
     env = shout(system_prompt="Be loud.", examples=shown)
     assert [spec["id"] for spec in env.tasks()] == ["hi"]
     rollout = await played(env, saying("HI"))
-    assert [m["content"] for m in rollout.messages()] == ["Be loud.", "Shout: ho", "HO", "Shout: hi", "HI"]
+    assert [node.content for node in rollout.nodes] == ["Be loud.", "Shout: ho", "HO", "Shout: hi", "HI"]
     assert [node.sampled for node in rollout.nodes] == [False, False, False, False, True]
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jaxrl.envs.base import TaskSpec
+from jaxrl.envs.chat import ChatEnvironment, Episode
 from jaxrl.envs.single_turn import SingleTurnEnvironment
 from jaxrl.errors import EngineError
 from jaxrl.evals import EnvEvalHarness, score_rows
@@ -139,6 +140,27 @@ async def test_no_more_demonstrations_are_scored_at_once_than_asked_for() -> Non
     env = sums(**{f"t{index}": str(index) for index in range(9)})
     await harness(Slow(), env, concurrency=3).run(step=0)
     assert most == 3
+
+
+async def test_a_demonstration_of_which_a_limit_leaves_replies_unsaid_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    class Talk(ChatEnvironment):
+        def reset(self, episode: Episode) -> str:
+            return "What is 2 + 2?"
+
+        def reply(self, episode: Episode) -> str:
+            return "And then? " * 40
+
+        def score(self, episode: Episode) -> float:
+            return 1.0
+
+        def demonstration(self, spec: TaskSpec) -> list[str]:
+            return ["4", "16"]
+
+    endpoint, env = Ruler(), Talk("talk", [{"id": "t"}])
+    with caplog.at_level(logging.WARNING):
+        scores = await DemonstrationScorer(env, env.tasks(), RENDERER, window=64).score(PolicyPool([endpoint], 0), asyncio.Semaphore(1))
+    assert scores == [None] and endpoint.scored == []
+    assert "task 't': it was over after 1 replies (window_full)" in caplog.text
 
 
 async def test_the_replies_of_several_turns_are_scored_in_one_sequence_each_after_all_that_was_said() -> None:

@@ -214,6 +214,15 @@ def test_a_reply_is_taken_apart_by_the_parser_that_reads_what_the_template_write
     assert later.reply.tool_calls[0].id == "call_1_0" and later.replies[1] is state.reply
 
 
+def test_a_conversation_whose_beginning_was_cut_off_gives_no_id_of_a_call_twice(renderer: Renderer) -> None:
+    call = {"id": "call_2_0", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+    kept = [user("hi"), {"role": "assistant", "content": "", "tool_calls": [call]}, result("3")]
+    second = after(renderer, renderer.open_turn(None, kept), CALL_TEXT)
+    third = after(renderer, renderer.open_turn(second, [result("4")]), CALL_TEXT)
+    # The third reply has two before it, as the one had that is call_2_0.
+    assert [state.reply.tool_calls[0].id for state in (second, third)] == ["call_1_0", "call_3_0"]
+
+
 def test_another_parser_may_read_replies_and_is_told_the_ids_without_the_stop_and_the_turn(renderer: Renderer) -> None:
     class Recording:
         how = "as they are"

@@ -8,9 +8,10 @@ import pytest
 
 from jaxrl.config.monitors import MonitorsConfig
 from jaxrl.monitors import MonitorSet
-from jaxrl.monitors.rollouts import rollout_record
+from jaxrl.monitors.rollouts import conversation_record, rollout_record
 from jaxrl.monitors.tokens import ORIGINS, REASONS
 from jaxrl.types import Boundary, Bucket, Failure, Node, Rollout, Task, ToolCall, Training, TrainingSample
+from tests.builders import make_node, make_rollout
 
 TASK = Task(env_name="add", id="t1", spec={"id": "t1", "question": "1+1="})
 
@@ -127,3 +128,11 @@ def test_the_document_says_what_each_origin_and_each_reason_means_and_its_progra
     printed = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert printed == [["'<5>'", "+0.000", "input"], ["'<6>'", "+0.000", "input"], ["'<9>'", "+0.000", "input"],
                        ["'<7>'", "+0.250"], ["'<8>'", "+0.250"]]  # fmt: skip
+
+
+def test_messages_are_those_of_the_last_branch() -> None:
+    rollout = make_rollout()
+    rollout.nodes += [make_node(1, [6]), make_node(2, [7], content="a"), make_node(2, [8], content="b")]
+    assert [message["content"] for message in conversation_record(rollout)["messages"]] == ["1 2", "3 4 5", "6", "b"]
+    rollout.nodes.append(make_node(None, [9], content="alone"))
+    assert conversation_record(rollout)["messages"] == [{"role": "user", "content": "alone"}]

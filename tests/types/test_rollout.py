@@ -24,14 +24,6 @@ def test_every_leaf_ends_a_branch_that_begins_at_a_root() -> None:
     assert rollout.path_to(1) == (0, 1)
 
 
-def test_messages_are_those_of_the_last_branch() -> None:
-    rollout = forked()
-    assert rollout.messages() == [{"role": "user", "content": "alone"}]
-    del rollout.nodes[5]
-    assert [message["content"] for message in rollout.messages()] == ["1 2", "3 4 5", "6", "b"]
-    assert Rollout(rollout.task, "toy/0", member=0, draw_index=0).messages() == []
-
-
 def test_a_failed_rollout_has_no_reward_and_keeps_its_first_failure() -> None:
     rollout = make_rollout(1.0)
     rollout.fail(Boundary.GRADER, ZeroDivisionError("by zero"))

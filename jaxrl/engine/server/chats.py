@@ -88,7 +88,7 @@ class Chats:
         prompt_ids = check(text := self._renderer.prompt_text(conversation, schemas))
         heard = hear(conversation, schemas, salt)
         prior, num_known = self._memory.recall(heard)
-        if prior is None:
+        if prior is None and not self._renderer.knows_model:
             rendered = _opened(conversation, schemas, text, prompt_ids)
         else:
             rendered = self._renderer.open_turn(prior, conversation[num_known:], tools=schemas, history=self._history)

@@ -51,6 +51,8 @@ def refusal_of(error: Exception) -> Refusal:
         return Refusal(400, str(error), code="context_length_exceeded")
     if isinstance(error, EnvError):
         return Refusal(400, str(error), param="messages")
+    if isinstance(error, RecursionError):
+        return Refusal(400, "the body is nested too deeply", code="invalid_json")
     if isinstance(error, DeadlineError):
         return Refusal(504, str(error), code="deadline_exceeded")
     if isinstance(error, EngineError):

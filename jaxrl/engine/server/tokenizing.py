@@ -69,7 +69,11 @@ class Tokenizing:
         if body.add_special_tokens is not None:
             adds_special = body.add_special_tokens
         check_length(text, self._max_chars, self._window, "prompt" if body.messages is None else "messages")
-        ids = self._renderer.encode(text, add_special_tokens=adds_special).tolist()
+        if self._renderer.knows_model and body.messages is not None and not adds_special:
+            conversation, schemas = read_chat(body.messages, body.tools)
+            ids = self._renderer.open_turn(None, conversation, tools=schemas).prompt_ids.tolist()
+        else:
+            ids = self._renderer.encode(text, add_special_tokens=adds_special).tolist()
         names = [self._renderer.decode([token_id]) for token_id in ids] if body.return_token_strs else None
         return msgspec.json.encode({"count": len(ids), "max_model_len": self._window, "tokens": ids, "token_strs": names})
 

@@ -7,7 +7,6 @@ warning, and changes nothing. Pure.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -80,6 +79,11 @@ class Refusal(Exception):
         """Return the JSON body."""
         kind = _TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
         return msgspec.json.encode({"error": {"message": str(self), "type": kind, "param": self._param, "code": self._code}})
+
+
+def over() -> Refusal:
+    """Return the refusal of a request whose rollout is over, or never was."""
+    return Refusal(401, "this API key belongs to no rollout that goes on; a rollout ends when its agent returns", code="invalid_api_key")
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +196,7 @@ def stream_body(told: Told, head: Mapping[str, Any], *, has_usage: bool) -> byte
 
 def models_body() -> bytes:
     """Return the body of `/v1/models`."""
-    return json.dumps({"object": "list", "data": [{"id": MODEL, "object": "model", "created": 0, "owned_by": "jaxrl"}]}).encode()
+    return msgspec.json.encode({"object": "list", "data": [{"id": MODEL, "object": "model", "created": 0, "owned_by": "jaxrl"}]})
 
 
 def _choice(delta: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:

@@ -23,8 +23,7 @@ from jaxrl.config.turns import BudgetConfig
 from jaxrl.envs.agent.gateway import Gateway
 from jaxrl.envs.agent.talk import Talk
 from jaxrl.envs.base import Demonstration, Outcome, Session, TaskSpec, checked_tasks
-from jaxrl.envs.hooks import called
-from jaxrl.envs.imported import imported
+from jaxrl.envs.hooks import called, imported
 from jaxrl.envs.splits import question_id
 from jaxrl.errors import ConfigError, EnvError
 

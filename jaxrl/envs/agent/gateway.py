@@ -23,8 +23,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from jaxrl.envs.agent.bodies import Ask, Refusal, Told, models_body, read_ask, stream_body, whole_body
-from jaxrl.envs.agent.talk import over
+from jaxrl.envs.agent.bodies import Ask, Refusal, Told, models_body, over, read_ask, stream_body, whole_body
 
 logger = logging.getLogger(__name__)
 
@@ -118,6 +117,9 @@ class Gateway:
             response = Response(refusal.body(), refusal.status, refusal.headers, "application/json")
         except ClientDisconnect:
             return
+        except RecursionError:
+            nested = Refusal(400, "the body is nested too deeply")
+            response = Response(nested.body(), nested.status, nested.headers, "application/json")
         except Exception as error:
             logger.exception("the server for agents failed on a request")
             failed = Refusal(500, f"the server failed on this request: {type(error).__name__}; its log says more")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxrl.config.turns import BudgetConfig
-from jaxrl.envs.agent.bodies import Ask, Refusal, Told
+from jaxrl.envs.agent.bodies import Ask, Refusal, Told, over
 from jaxrl.envs.base import Reply, Session
 from jaxrl.errors import EnvError, JaxrlError, PromptTooLongError
 from jaxrl.inference.chat_wire import Message, finish_word
@@ -127,11 +127,9 @@ class Talk:
         return told
 
     def _known(self, ask: Ask) -> tuple[_Point, int]:
-        """Return the longest conversation that a request goes on from, and how many of its messages that has; one is left at least."""
-        for num_messages in range(len(ask.messages) - 1, 0, -1):
-            if (point := self._points.get(ask.heard.keys[num_messages])) is not None:
-                return point, num_messages
-        return self._start, 0
+        """Return the longest conversation that a request goes on from, and how many of its messages that has."""
+        num_known = ask.heard.longest_beginning(self._points)
+        return (self._points[ask.heard.keys[num_known]] if num_known else self._start), num_known
 
     def _refuse(self) -> None:
         """Refuse a request where nothing more is to be said."""
@@ -139,35 +137,21 @@ class Talk:
             raise over()
         if self.failure is not None:
             raise Refusal(409, f"this rollout has failed: {self.failure}", code="rollout_failed")
-        self.limit = self.limit or self._limit()
+        self.limit = self.limit or self._budget.reached(
+            num_turns=self.num_replies + len(self._asking), num_tokens=self._num_tokens, duration_s=self._clock() - self._started_s
+        )
         if self.limit is not None:
             raise Refusal(400, f"this rollout has used up its budget: `{self.limit}` of the environment's `budget`", code=self.limit)
         if len(self._asking) >= MAX_PARALLEL:
             raise Refusal(429, f"{MAX_PARALLEL} requests of this rollout wait for replies; send the next when one of them is there")
-
-    def _limit(self) -> str | None:
-        """Return the limit that is reached, if one is."""
-        budget = self._budget
-        if self.num_replies + len(self._asking) >= budget.max_turns:
-            return "max_turns"
-        if budget.max_completion_tokens and self._num_tokens >= budget.max_completion_tokens:
-            return "max_completion_tokens"
-        if budget.max_duration_s and self._clock() - self._started_s >= budget.max_duration_s:
-            return "max_duration"
-        return None
 
     def _fail(self, error: Exception) -> None:
         self.failure = self.failure or error
         self.failed.set()
 
 
-def over() -> Refusal:
-    """Return the refusal of a request whose rollout is over, or never was."""
-    return Refusal(401, "this API key belongs to no rollout that goes on; a rollout ends when its agent returns", code="invalid_api_key")
-
-
 def _named(messages: Sequence[Message]) -> list[Message]:
-    """Return messages in which each answer of a tool says which tool it is of, as OpenAI's messages do not."""
+    """Return messages in which each result of a tool says which tool it is of, as OpenAI's messages do not."""
     names = {call["id"]: call["function"]["name"] for message in messages for call in message.get("tool_calls", ())}
     return [message | {"name": names[call_id]} if (call_id := message.get("tool_call_id")) in names else message for message in messages]
 

@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 
 from jaxrl.config.env import ToolsEnvConfig, env_name
 from jaxrl.config.turns import BudgetConfig
-from jaxrl.envs.base import Demonstration, Message, TaskSpec
+from jaxrl.envs.base import Demonstration, Message, Score, TaskSpec
 from jaxrl.envs.chat import ChatEnvironment, Episode
 from jaxrl.envs.gym_questions import GymQuestions, gym_questions
-from jaxrl.envs.hooks import called
+from jaxrl.envs.hooks import scored
 from jaxrl.envs.tools.calculator import calculate, calculator
 from jaxrl.envs.tools.python import python_tool
 from jaxrl.envs.tools.tool import ToolError
 from jaxrl.envs.tools.toolbox import Toolbox
-from jaxrl.errors import GraderError
 from jaxrl.inference.tool_calls import call_text
 
 logger = logging.getLogger(__name__)
@@ -28,8 +27,6 @@ logger = logging.getLogger(__name__)
 UNPARSED = "tools/unparsed"
 WARN_AFTER_REPLIES = 16
 """So many replies are seen before a parser is suspected."""
-
-Score = Callable[[TaskSpec, str], float | Awaitable[float | None] | None]
 
 
 class ToolEnvironment(ChatEnvironment):
@@ -97,10 +94,7 @@ class ToolEnvironment(ChatEnvironment):
         last = episode.last
         if last.tool_calls or (self._require_stop and not last.is_stopped):
             return 0.0
-        return await called(
-            self._scorer, episode.spec, last.text,
-            what="the score", deadline_s=self._score_deadline_s, failing=GraderError, thread="score",
-        )  # fmt: skip
+        return await scored(self._scorer, episode.spec, last.text, deadline_s=self._score_deadline_s)
 
     def demonstration(self, spec: TaskSpec) -> Demonstration | None:
         """Return the reference replies to a task."""

@@ -17,6 +17,7 @@ from jaxrl.inference.tool_calls.tagged import TaggedText
 
 _TAG_LIKE = re.compile(r"<(?=[|\uff5c/!]|[A-Za-z_]+[>=])|\[(?=/?[A-Z_]+\])")
 """Where a text begins that some tokenizer may take for one of its special tokens."""
+_CALL_ID = re.compile(r"call_([0-9]{1,9})_[0-9]+|([0-9a-z]{4})[0-9a-z]{5}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,17 @@ def plain_call_id(turn: int, index: int) -> str:
       'call_2_0'
     """
     return f"call_{turn}_{index}"
+
+
+def turn_of(call_id: str) -> int | None:
+    """Return the turn that the id of a call stands for, in whichever format; None for an id that somebody else made.
+
+    Example:
+      >>> turn_of("call_2_0"), turn_of("000200011"), turn_of("toolu_7")
+      (2, 2, None)
+    """
+    match = _CALL_ID.fullmatch(call_id)
+    return None if match is None else int(match[1]) if match[1] else int(match[2], 36)
 
 
 def safe_json(value: Any) -> str:

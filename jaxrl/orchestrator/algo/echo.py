@@ -17,8 +17,7 @@ import numpy as np
 
 from jaxrl.batching import trainable_branches
 from jaxrl.config.algorithm import EchoConfig, LossType, RoleConfig, ToolRoleConfig
-from jaxrl.envs.hooks import called
-from jaxrl.envs.imported import imported
+from jaxrl.envs.hooks import called, imported
 from jaxrl.errors import ConfigError, SampleError
 from jaxrl.orchestrator.algo.base import Algorithm, AlgorithmContext
 from jaxrl.orchestrator.algo.group_credit import credit_by_group_mean

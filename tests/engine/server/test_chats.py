@@ -300,6 +300,14 @@ def test_what_is_not_remembered_is_rendered_anew(scripted: Served) -> None:
         assert forgetful.told("jaxrl_server_conversations") == 0
 
 
+def test_a_stream_of_several_choices_tells_their_prompt_once(scripted: Served) -> None:
+    with client_of(scripted) as client:
+        whole: Any = client.chat.completions.create(model="tiny", messages=[QUESTION], n=3, extra_body=EXACT)  # pyright: ignore
+        chunks: Any = client.chat.completions.create(model="tiny", messages=[QUESTION], n=3, stream=True, extra_body=EXACT)  # pyright: ignore
+        told = [getattr(chunk, "prompt_token_ids", None) for chunk in chunks]
+    assert told[0] == whole.prompt_token_ids and set(map(str, told[1:])) == {"None"}
+
+
 def test_a_client_that_drops_its_stream_frees_its_place_and_leaves_nothing_behind(scripted: Served) -> None:
     scripted.endpoint.holds = asyncio.Event()  # nothing comes after the first piece
     with client_of(scripted) as client:

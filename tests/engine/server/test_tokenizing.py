@@ -7,10 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
+from jaxrl.engine.server.chats import Chats
 from jaxrl.engine.server.refusals import Refusal
 from jaxrl.engine.server.tokenizing import MAX_DECODED_IDS, Tokenizing
+from jaxrl.inference.conversations import ConversationMemory
+from jaxrl.inference.known_models import load_renderer
 from jaxrl.inference.rendering import Renderer
 
 RENDERER = Renderer.from_pretrained(Path(__file__).parents[2] / "golden" / "tokenizer")
@@ -44,6 +48,21 @@ def test_a_chat_with_tools_becomes_the_ids_of_its_prompt() -> None:
     assert told["tokens"] == RENDERER.open_turn(None, messages, tools=tools).prompt_ids.tolist()
     with pytest.raises(Refusal, match="`tools` must be a list"):
         wide.tokenize(json.dumps({"messages": messages, "tools": 3}).encode())
+
+
+def test_a_known_model_has_its_own_ids_here_and_in_a_chat_though_its_text_would_be_encoded_in_others() -> None:
+    pytest.importorskip("renderers", reason="needs the `renderers` extra")
+    known = load_renderer(str(Path(__file__).parents[2] / "golden" / "templates" / "qwen3"), renderer="qwen3")
+    messages = [{"role": "user", "content": "\n\nhi"}, {"role": "assistant", "content": "\n \n"}, {"role": "user", "content": " \n?"}]
+    ids = known.open_turn(None, messages).prompt_ids.tolist()
+    raw = json.dumps({"messages": messages}).encode()
+    assert msgspec.json.decode(Tokenizing(known, "small", vocab_size=known.num_ids, window=4096).tokenize(raw))["tokens"] == ids
+    chats = Chats(known, ConversationMemory(8, 4096))
+    turn = chats.open(messages, check=lambda text: known.encode(text, add_special_tokens=False))
+    assert turn.rendered.prompt_ids.tolist() == ids
+    chats.close(turn, {"role": "assistant", "content": "ok"}, np.asarray([*known.encode("ok"), known.turn_end_id], np.int32))
+    later = chats.open([*messages, {"role": "assistant", "content": "ok"}, messages[0]], check=lambda text: known.encode(text))
+    assert later.rendered.prompt_ids[: len(ids)].tolist() == ids and not later.rendered.is_fork
 
 
 def test_ids_become_their_text_special_tokens_and_ids_without_a_token_included() -> None:

@@ -509,6 +509,9 @@ async def test_a_body_that_is_too_large_or_cannot_be_used_is_refused_in_words_an
             assert big.status_code == 413
             bad = await http.post(f"{base_url}/chat/completions", content=b"{")
             assert bad.status_code == 400 and bad.headers["x-should-retry"] == "false"
+            # Somewhere here lie bodies that can be read, and of which nothing can be said without going too deep.
+            deep = [await http.post(f"{base_url}/chat/completions", content=nested(depth)) for depth in range(940, 1000)]
+            assert {reply.status_code for reply in deep} == {400}
             refused = await http.post(f"{base_url}/chat/completions", json={"messages": [{"role": "alien", "content": "x"}]})
             assert refused.status_code in (200, 400)
         async with client(base_url, api_key) as api:
@@ -519,6 +522,10 @@ async def test_a_body_that_is_too_large_or_cannot_be_used_is_refused_in_words_an
 
     rollout = await play(agent, ScriptedEndpoint(lambda request, version: ids_of("A")))
     assert rollout.failure is None, rollout.failure
+
+
+def nested(depth: int) -> str:
+    return f'{{"messages": [{"[" * depth}{"]" * depth}]}}'
 
 
 async def iter_bytes(num: int) -> AsyncIterator[bytes]:

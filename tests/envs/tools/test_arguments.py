@@ -71,7 +71,7 @@ def test_further_names_are_allowed_only_where_the_schema_says_so() -> None:
         ({"type": "object", "properties": {}, "required": ["a"]}, "`required` must list names of `properties`, got ['a']"),
         ({"type": "object", "properties": {"a": {"type": "text"}}}, "there is no JSON type 'text'; there are ['array', 'boolean'"),
         ({"type": "object", "properties": {"a": {"items": {"type": "text"}}}}, "there is no JSON type 'text'"),
-        ({"type": "object", "properties": {"a": {"type": None}}}, "`type` of `a` must be the name of a JSON type, or a list of them, got None"),
+        ({"type": "object", "properties": {"a": {"type": None}}}, "`type` of `a` must be the name of a JSON type, or a list of them, got"),
         ({"type": "object", "properties": {"a": {"type": [["text"]]}}}, "`type` of `a` must be the name of a JSON type"),
         ({"type": "object", "properties": {"a": {"enum": "CF"}}}, "`enum` of `a` must be a list, got 'CF'"),
         ({"type": "object", "properties": {"a": {"properties": ["x"]}}}, "`properties` of `a` must map names to schemas, got ['x']"),

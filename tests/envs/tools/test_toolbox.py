@@ -27,7 +27,8 @@ async def answered(toolbox: Toolbox, one: ToolCall) -> tuple[str, dict[str, floa
     """Return the content of the answer, and the counts that are not 0."""
     counts = toolbox.empty_counts()
     message = await toolbox.answer(one, counts)
-    return message["content"], {name.removeprefix("tools/"): value for name, value in counts.items() if value and name != "tools/duration_s"}
+    told = {name: value for name, value in counts.items() if value and name != "tools/duration_s"}
+    return message["content"], {name.removeprefix("tools/"): value for name, value in told.items()}
 
 
 async def test_a_right_call_is_answered_with_the_result_alone_under_its_id_and_name() -> None:
