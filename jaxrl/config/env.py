@@ -88,6 +88,8 @@ class EnvBase(Section):
     """Name of the setting that says where in a task its demonstration is, if there is one."""
     has_one_turn: ClassVar[bool] = False
     """True if every rollout ends with the first reply."""
+    speaks_as: ClassVar[str | None] = None
+    """The role of whatever it says after the first reply; None if that is not known here."""
 
     type: str
     """Tag of the environment; each environment fixes its own."""
@@ -123,6 +125,16 @@ class EnvBase(Section):
     """This environment's token sampling; null inherits `orchestrator.sampling`."""
     tasks: TasksConfig = UniformTasksConfig()
     """How this environment's next task is picked."""
+
+    @property
+    def gives_turn_rewards(self) -> bool:
+        """False if it is known to give no reward for each turn."""
+        return not self.has_one_turn
+
+    @property
+    def tool_names(self) -> list[str]:
+        """Names of the tools that it is known to have."""
+        return []
 
 
 class TierConfig(Section):
@@ -251,6 +263,8 @@ class PythonToolConfig(Section):
 class ToolsEnvConfig(GymQuestionsConfig):
     """Questions of a `reasoning_gym` dataset that the policy may answer with the help of tools, in several turns."""
 
+    speaks_as: ClassVar[str | None] = "tool"
+
     type: Literal["tools"] = "tools"
     """Which environment: `reasoning_gym`, `questions`, `reverse_text`, `tools`, `feedback`, `python` or `agent`."""
     budget: BudgetConfig = BudgetConfig()
@@ -272,9 +286,19 @@ class ToolsEnvConfig(GymQuestionsConfig):
     demonstration_format: Literal["hermes", "llama3", "mistral", "xml"] = "hermes"
     """How demonstrations write a call of the calculator: in the policy's own format, which `model.tool_format` names."""
 
+    @property
+    def gives_turn_rewards(self) -> bool:
+        """False: the answer alone is worth something."""
+        return False
+
+    @property
+    def tool_names(self) -> list[str]:
+        """Names of its tools."""
+        return [self.calculator_name] * self.calculator + [tool.name for tool in self.python]
+
     @model_validator(mode="after")
     def _tools_have_names_of_their_own(self) -> ToolsEnvConfig:
-        names = [self.calculator_name] * self.calculator + [tool.name for tool in self.python]
+        names = self.tool_names
         if not names:
             raise ValueError("`calculator`=false and no `python` tool leave nothing to call; use an environment of type 'reasoning_gym'")
         if twice := sorted({name for name in names if names.count(name) > 1}):
@@ -284,6 +308,8 @@ class ToolsEnvConfig(GymQuestionsConfig):
 
 class FeedbackEnvConfig(GymQuestionsConfig):
     """Questions of a `reasoning_gym` dataset with several attempts, and a hint after each wrong one."""
+
+    speaks_as: ClassVar[str | None] = "user"
 
     type: Literal["feedback"] = "feedback"
     """Which environment: `reasoning_gym`, `questions`, `reverse_text`, `tools`, `feedback`, `python` or `agent`."""
@@ -296,6 +322,11 @@ class FeedbackEnvConfig(GymQuestionsConfig):
     """Attempt k is worth `discount` to the power of k - 1 of what its answer is worth; the rollout is worth its last attempt."""
     turn_rewards: bool = False
     """Give each attempt its worth as the reward of its turn too, for algorithms that credit turns."""
+
+    @property
+    def gives_turn_rewards(self) -> bool:
+        """True if it is set to."""
+        return self.turn_rewards
 
     @model_validator(mode="after")
     def _hint_has_known_fields(self) -> FeedbackEnvConfig:

@@ -10,7 +10,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Sequence
 
-from jaxrl.config.algorithm import AlgorithmBase
+from jaxrl.config.algorithm import AlgorithmBase, EchoConfig
 from jaxrl.config.env import EnvBase, SamplingConfig, env_name
 
 UNUSED_IN_EVALUATION = ("algo", "coefficients", "ratio", "tasks", "truncated")
@@ -48,6 +48,12 @@ def check_training_env(index: int, env: EnvBase, algo: AlgorithmBase, sampling: 
             f"`{key_of(index, env, 'algo')}.credit`='turn': env {env_name(env)!r} ends with the first reply, and gives one reward for the "
             "whole rollout; use 'rollout'"
         )
+    if algo.needs_turn_rewards and not env.gives_turn_rewards:
+        remedy = "set its `turn_rewards`=true, or use 'rollout'" if hasattr(env, "turn_rewards") else "use 'rollout'"
+        raise ValueError(
+            f"`{key_of(index, env, 'algo')}.credit`='turn': env {env_name(env)!r} gives no reward for each turn, so every rollout would fail; "
+            f"{remedy}"
+        )
     if not algo.samples_from_model and env.sampling is not None:
         warnings.warn(
             f"`{key_of(index, env, 'sampling')}` is not used: env {env_name(env)!r} takes its rollouts from demonstrations "
@@ -63,15 +69,16 @@ def warn_of_training(envs: Sequence[tuple[EnvBase, AlgorithmBase, SamplingConfig
       envs: the training environments, each with the algorithm and the token sampling that it ends up with.
       group_size: rollouts of one task.
     """
-    tempered, alone, mute = (defaultdict[str, list[str]](list) for _ in range(3))
+    tempered, alone = (defaultdict[str, list[str]](list) for _ in range(2))
+    mute = defaultdict[tuple[str, str, str], list[str]](list)
     for index, (env, algo, sampling) in enumerate(envs):
         if "ref_kl" in algo.loss_types and sampling.temperature != 1:
             setting = f"`{key_of(index, env, 'sampling')}.temperature`={sampling.temperature:g}: `{algo.type}`"
             tempered[setting].append(env_name(env))
         if group_size == 1 and algo.is_group_relative:
             alone[f"`{algo.type}` (`{key_of(index, env, 'algo')}.type`)"].append(env_name(env))
-        if algo.learns_from_observations and _has_one_turn(env):
-            mute[f"`{key_of(index, env, 'algo')}.type`={algo.type!r}"].append(env_name(env))
+        if isinstance(algo, EchoConfig) and (reason := _why_unheard(env, algo)):
+            mute[f"`{key_of(index, env, 'algo')}.type`={algo.type!r}", *reason].append(env_name(env))
     for setting, names in tempered.items():
         warnings.warn(
             f"{setting} compares logprobs of the teacher and the policy at temperature 1, but env {_listed(names)} samples at another one, "
@@ -84,12 +91,24 @@ def warn_of_training(envs: Sequence[tuple[EnvBase, AlgorithmBase, SamplingConfig
             "be 0 and nothing will be learned from it; use at least 2, or 'reinforce'",
             stacklevel=2,
         )
-    for setting, names in mute.items():
+    for (setting, why, remedy), names in mute.items():
         warnings.warn(
-            f"{setting} learns from what an environment says after the policy's first reply, and env {_listed(names)} ends with that "
-            "reply, so it learns there as 'grpo' does; use that, or an environment of several turns",
+            f"{setting} learns from what an environment says after the policy's first reply, and env {_listed(names)} {why}, so it learns "
+            f"there as 'grpo' does; {remedy}",
             stacklevel=2,
         )
+
+
+def _why_unheard(env: EnvBase, algo: EchoConfig) -> tuple[str, str] | None:
+    """Return why nothing that an environment says is learned from, and what to do about it; None if something is, or may be."""
+    if _has_one_turn(env):
+        return "ends with that reply", "use that, or an environment of several turns"
+    if env.speaks_as is not None and env.speaks_as not in algo.table:
+        return f"says it in the role {env.speaks_as!r}, which `roles` does not have", f"set `roles.{env.speaks_as}.alpha`"
+    chosen = getattr(algo.table.get(env.speaks_as or ""), "tool_names", None)
+    if chosen is not None and not set(chosen) & set(env.tool_names):
+        return f"has no tool of `roles.tool.tool_names`={chosen}", f"it has {env.tool_names}"
+    return None
 
 
 def _has_one_turn(env: EnvBase) -> bool:

@@ -65,7 +65,7 @@ async def called(
       what: what it gives, for messages.
       deadline_s: how long a plain function is waited for, in seconds; its thread then goes on.
       failing: what the hook raises, and being late, become one of these, with the exception as its cause; None leaves exceptions as they
-        are, and makes being late an `EnvError`.
+        are, and makes being late an `EnvError`, as it does with what no coroutine should raise, such as a KeyboardInterrupt.
       thread: name of the thread.
 
     Raises:
@@ -79,9 +79,11 @@ async def called(
             return await value if inspect.isawaitable(value) else value
     except (Exception, SystemExit) as raised:
         error = raised
-    if failing is None or isinstance(error, failing):
+    # No coroutine can raise a StopIteration, and what means to end a thread or a generator would end the run.
+    can_pass = isinstance(error, Exception | SystemExit | asyncio.CancelledError) and not isinstance(error, StopIteration)
+    if isinstance(error, failing) if failing else can_pass:
         raise error
-    raise failing(f"{type(error).__name__}: {error}") from error
+    raise (failing or EnvError)(f"{type(error).__name__}: {error}") from error
 
 
 async def scored(score: Score, spec: TaskSpec, text: str, *, deadline_s: float) -> float | None:

@@ -88,7 +88,7 @@ class RecordedSession:
 
 
 class PolicySession(RecordedSession):
-    """The main session of one rollout.
+    """The main session of one rollout; others come of `fork` and `restart`.
 
     Args:
       pool: the policy, or the frozen model that answers in its place.

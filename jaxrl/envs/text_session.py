@@ -117,7 +117,7 @@ class ForeignModel:
 
 
 class TextSession(RecordedSession):
-    """The main session of one rollout.
+    """The main session of one rollout; others come of `fork` and `restart`.
 
     Args:
       source: who writes.

@@ -89,10 +89,12 @@ def find_bodies(
         found.update({index: tuple(span for whose, span in places if whose == index) for index in those})
         return True
 
-    # All at once is enough unless the template does something of its own with one of them.
-    if wanted and not look_for(wanted) and len(wanted) > 1:
-        for index in wanted:
-            look_for([index])
+    # All at once is enough unless the template does something of its own with one of them, which halving finds in few renderings.
+    waiting = [wanted] if wanted else []
+    while waiting:
+        those = waiting.pop()
+        if not look_for(those) and len(those) > 1:
+            waiting += [those[len(those) // 2 :], those[: len(those) // 2]]
     return Bodies(found, frozenset(left_out))
 
 

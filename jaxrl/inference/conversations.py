@@ -52,8 +52,8 @@ class Heard:
 def hear(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = (), salt: str = "") -> Heard:
     """Return the keys of a conversation and of all its beginnings.
 
-    Two spellings of one conversation have one key: content that is null, missing or empty, arguments that were written out again, a
-    tool without its null fields. Thinking is left out, since few clients send it back.
+    Two spellings of one conversation have one key: content that is null, missing or empty, arguments that were written out again, tools
+    with their fields in another order. Thinking is left out, since few clients send it back.
 
     Args:
       messages: in the spelling of `chat_wire.read_messages`, or a reply as `chat_wire.reply_message` tells it.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from jaxrl.errors import EnvError
@@ -28,6 +28,8 @@ def plain_messages(messages: Sequence[Mapping[str, Any]]) -> Messages:
     """
     if not messages:
         raise EnvError("`ask` got no message; pass at least one")
+    if isinstance(messages, str | Mapping) or not isinstance(messages, Iterable):
+        raise EnvError(f"messages must be a list of them, got {messages!r:.200}; a single one goes into a list, too")
     return tuple(_plain_message(message) for message in messages)
 
 
@@ -84,6 +86,8 @@ def _reply_message(reply: ParsedReply) -> dict[str, Any]:
 
 
 def _plain_message(message: Mapping[str, Any]) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise EnvError(f"a message must be an object with a `role` and a `content`, got {message!r:.200}")
     role, content = message.get("role"), message.get("content")
     calls = message.get("tool_calls") or ()
     if isinstance(content, list | tuple):

@@ -373,28 +373,59 @@ class Renderer:
     def _ends(self, way: Way, bodies: Bodies) -> list[tuple[int, bool]]:
         """Return where each new message ends in the text of `way`: where the template would end a conversation that stops with it.
 
-        A message that the template ends in another way if more follows, as it may do with the results of parallel calls, ends where the
-        two part, but not before its own text. One whose end cannot be told has no text: what there is belongs to the next one.
+        That takes a rendering for each, so where the same stands between the texts of two messages like two before, it parts as it did
+        there: the time is linear in the number of messages unless they all differ.
 
         Returns:
           Indices into the text, and whether two texts part there.
         """
         ends: list[tuple[int, bool]] = []
+        seen: dict[object, tuple[int, bool]] = {}
         for index in range(way.first, len(way.messages)):
-            end, is_parting = ends[-1][0] if ends else way.start, False
-            try:
-                upto = self._template.render(way.messages[: index + 1], way.tools, add_generation_prompt=False)
-            except EnvError:  # a template may refuse a conversation that stops here
-                upto = ""
-            if upto and way.text.startswith(upto):
-                end = max(end, len(upto))
-            elif index == len(way.messages) - 1:
-                end = len(way.text)
-            else:
-                parting = _parting(upto, way.text, bodies, index)
-                end, is_parting = max(end, parting), parting > end
-            ends.append((end, is_parting))
+            before = ends[-1][0] if ends else way.start
+            gap = _gap(way, bodies, index)
+            if gap is None:
+                ends.append(self._end(way, bodies, index, before))
+                continue
+            own_end = bodies.spans[index][-1][1]
+            if gap not in seen:
+                end, is_parting = self._end(way, bodies, index, before)
+                seen[gap] = end - own_end, is_parting
+            behind, is_parting = seen[gap]
+            ends.append((max(before, own_end + behind), is_parting))
         return ends
+
+    def _end(self, way: Way, bodies: Bodies, index: int, before: int) -> tuple[int, bool]:
+        """Return where one message ends, not before `before`, and whether two texts part there.
+
+        A message that the template ends in another way if more follows, as it may do with the results of parallel calls, ends where the
+        two part, but not before its own text. One whose end cannot be told has no text: what there is belongs to the next one.
+        """
+        try:
+            upto = self._template.render(way.messages[: index + 1], way.tools, add_generation_prompt=False)
+        except EnvError:  # a template may refuse a conversation that stops here
+            upto = ""
+        if upto and way.text.startswith(upto):
+            return max(before, len(upto)), False
+        if index == len(way.messages) - 1:
+            return len(way.text), False
+        parting = _parting(upto, way.text, bodies, index)
+        return max(before, parting), parting > before
+
+
+def _gap(way: Way, bodies: Bodies, index: int) -> object | None:
+    """Return what stands between the text of a message and the next one's, and which kinds of messages these are.
+
+    None if that does not tell where the message ends: a template may trim the last message of a conversation in another way.
+    """
+    if index + 1 >= len(way.messages) or len(own := bodies.spans.get(index, ())) != 1 or not (following := bodies.spans.get(index + 1)):
+        return None
+    content, text = way.messages[index]["content"], way.text[slice(*own[0])]
+    if not content.endswith(text):
+        return None
+    what_is_left = next((number for number, left in enumerate((content, content.lstrip())) if left == text), None)
+    around = way.messages[max(0, index - 1) : index + 2]
+    return way.text[own[0][1] : following[0][0]], what_is_left, tuple((message["role"], *sorted(message)) for message in around)
 
 
 def _parting(upto: str, text: str, bodies: Bodies, index: int) -> int:

@@ -72,8 +72,10 @@ class RenderedTurn:
 
     @property
     def index(self) -> int:
-        """Number of replies before this one, whoever wrote them, or the next that no call stands for: no two calls of a conversation have
-        one id, though its client may have cut its beginning off."""
+        """Number of replies before this one, whoever wrote them; or the next number that no id of a call begins with.
+
+        So no two calls of a conversation have one id, though its beginning may have been cut off.
+        """
         told = (call.get("id", "") for message in self.messages for call in message.get("tool_calls", ()))
         taken = {turn_of(call_id) for call_id in (*told, *(call.id for reply in self.replies.values() for call in reply.tool_calls))}
         number = sum(message["role"] == "assistant" for message in self.messages)

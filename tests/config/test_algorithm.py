@@ -169,6 +169,8 @@ def test_an_algorithm_that_no_environment_takes_is_a_warning(file: Path) -> None
 # Roles of echo
 
 FEEDBACK = "[[orchestrator.train.env]]\ntype = 'feedback'\ndataset = 'chain_sum'\nname = 'talk'\n"
+TOOLS = "[[orchestrator.train.env]]\ntype = 'tools'\ndataset = 'chain_sum'\nname = 'sums'\n"
+WORLD = "[[orchestrator.train.env]]\ntype = 'python'\nimport_path = 'my_world:World'\n"
 ROLES = [
     # overrides of `orchestrator.algo`, weight of each role
     ((), {"tool": 0.1}),
@@ -183,7 +185,7 @@ ROLES = [
 def test_a_role_that_is_set_replaces_the_default_table_from_a_file_and_from_the_command_line(
     file: Path, overrides: tuple[str, ...], table: dict[str, float]
 ) -> None:
-    more, env = FEEDBACK, "algo.type = 'grpo'"
+    more, env = WORLD, "algo.type = 'grpo'"
     from_command_line = load(file, "--orchestrator.algo.type", "echo", *overrides, env=env, more=more).orchestrator.algo
     lines = "".join(f"{key.removeprefix('--orchestrator.')} = {value.replace(': ', ' = ')}\n" for key, value in pairs(overrides))
     from_file = load(file, orchestrator="algo.type = 'echo'\n" + lines.replace('{"', "{").replace('" =', " ="), env=env, more=more)
@@ -210,12 +212,26 @@ def test_echo_where_the_environment_says_nothing_after_the_first_reply_is_a_warn
     said = warnings_of(file, orchestrator="algo.type = 'echo'", more=FEEDBACK + one_attempt.replace("talk", "once"))
     assert len(said) == 1 and said[0].startswith("`orchestrator.algo.type`='echo' learns from what an environment says after the policy's ")
     assert "env 'words', 'once' ends with that reply" in said[0]
-    assert warnings_of(file, env="algo.type = 'grpo'", orchestrator="algo.type = 'echo'", more=FEEDBACK) == []
+
+
+def test_echo_that_listens_to_another_role_or_tool_than_speaks_is_a_warning(file: Path) -> None:
+    def said(env: str, roles: str) -> list[str]:
+        return warnings_of(file, env="algo.type = 'grpo'", orchestrator=f"algo = {{type = 'echo', {roles}}}", more=env)
+
+    assert said(FEEDBACK, "roles.user.alpha = 0.1") == said(TOOLS, "roles.tool.tool_names = ['add', 'calculator']") == []
+    (wrong_role,) = said(FEEDBACK, "roles.tool.alpha = 0.1")
+    assert "env 'talk' says it in the role 'user', which `roles` does not have" in wrong_role and "set `roles.user.alpha`" in wrong_role
+    (wrong_name,) = said(TOOLS, "roles.tool.tool_names = ['calculater']")
+    assert "env 'sums' has no tool of `roles.tool.tool_names`=['calculater'], so" in wrong_name and "it has ['calculator']" in wrong_name
 
 
 def test_credit_by_turn_is_refused_where_there_is_one_turn_and_loaded_where_there_are_more(file: Path) -> None:
-    own, several = "algo = {type = 'grpo'}", FEEDBACK + "algo = {type = 'echo', credit = 'turn'}\n"
-    assert load(file, env=own, more=several).orchestrator.train.env[1].algo == EchoConfig(credit="turn")
+    own, silent = "algo = {type = 'grpo'}", FEEDBACK + "algo = {type = 'grpo', credit = 'turn'}\n"
+    several = f"{silent}turn_rewards = true\n"
+    assert load(file, env=own, more=several).orchestrator.train.env[1].algo == GRPOConfig(credit="turn")
+    message = error_of(file, env=own, more=silent)
+    assert "env 'talk' gives no reward for each turn" in message and "set its `turn_rewards`=true" in message
+    assert "env 'sums' gives no reward for each turn" in error_of(file, env=own, more=TOOLS + "algo = {type = 'grpo', credit = 'turn'}\n")
     message = error_of(file, env=own, more=f"{several}budget.max_turns = 1")
     assert message.startswith("`orchestrator.train.env.1.algo.credit`='turn': env 'talk' ends with the first reply")
 

@@ -1,6 +1,8 @@
 """Messages and tools as OpenAI's API has them become plain copies; nothing of the caller's is changed."""
 
 import copy
+import re
+from typing import Any
 
 import pytest
 
@@ -28,6 +30,19 @@ def test_a_turn_needs_a_message_with_a_role() -> None:
         plain_messages([])
     with pytest.raises(EnvError, match="needs a `role`"):
         plain_messages([{"content": "hi"}])
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"role": "user", "content": "hi"}, "messages must be a list of them, got {'role': 'user', 'content': 'hi'}"),
+        (4, "messages must be a list of them, got 4"),
+        (["hi"], "a message must be an object with a `role` and a `content`, got 'hi'"),
+    ],
+)
+def test_what_is_no_list_of_messages_is_told_in_words(said: Any, words: str) -> None:
+    with pytest.raises(EnvError, match=re.escape(words)):
+        plain_messages(said)
 
 
 def test_a_reply_that_calls_tools_needs_no_text_and_no_other_message_goes_without() -> None:

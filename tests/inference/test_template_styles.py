@@ -2,10 +2,13 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from jaxrl.errors import EnvError
+from jaxrl.inference import rendering
+from jaxrl.inference.chat_template import ChatTemplate
 from tests.golden.make_templates import DIRECTORY, make
 from tests.inference.styles import ADD, STYLES, assistant, call_of, renderer_of, result, their_ids, their_text, tokenizer_of, user
 
@@ -102,3 +105,30 @@ def test_the_committed_files_are_what_the_script_makes(style: str, tmp_path: Pat
     for file in tmp_path.iterdir():
         committed = (DIRECTORY / style / file.name).read_bytes()
         assert file.read_bytes() == committed, "run `python -m tests.golden.make_templates` and commit what it makes"
+
+
+ODDLY_SPELT = ["<think>\none\n</think>\n\n2", "3", "\n\n4", "5 ", "<think>six</think>6", "7", " 8"]
+REPEATED = [message for text in ODDLY_SPELT for message in (user(text), assistant(text))] + [user("9?")]
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_where_messages_end_is_found_in_as_many_renderings_whatever_the_number_of_messages(
+    style: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    renderer, num_renderings, apply = renderer_of(style), 0, ChatTemplate._apply
+
+    def counting(*args: Any, **options: Any) -> str:
+        nonlocal num_renderings
+        num_renderings += 1
+        return apply(*args, **options)
+
+    def spans(messages: list[dict[str, Any]]) -> tuple[list[list[int]], int]:
+        before = num_renderings
+        return [span.tolist() for span in renderer.open_turn(None, messages).spans], num_renderings - before
+
+    monkeypatch.setattr(ChatTemplate, "_apply", counting)
+    (_, few), (_, many) = spans([*[user("a"), assistant("b")] * 10, user("c")]), spans([*[user("a"), assistant("b")] * 40, user("c")])
+    assert many == few < 10
+    quick = spans(REPEATED)[0]
+    monkeypatch.setattr(rendering, "_gap", lambda *_: None)  # a rendering for each message
+    assert quick == spans(REPEATED)[0]

@@ -39,13 +39,14 @@ from jaxrl.engine.engine import Engine
 from jaxrl.engine.server.bodies import Job, JobReader, no_such_model
 from jaxrl.engine.server.chats import Chats
 from jaxrl.engine.server.metrics import CONTENT_TYPE, RequestCounter
-from jaxrl.engine.server.refusals import Refusal, refusal_of, stopped
+from jaxrl.engine.server.refusals import refusal_of, stopped
 from jaxrl.engine.server.replies import ReplyWriter
 from jaxrl.engine.server.streams import EventStream, stream_events
 from jaxrl.engine.server.tokenizing import Tokenizing
 from jaxrl.engine.server.waits import unless_gone, within
 from jaxrl.inference.conversations import ConversationMemory
 from jaxrl.inference.endpoint import Generation, PromptScores
+from jaxrl.inference.refusals import Refusal
 from jaxrl.inference.rendering import Renderer
 
 logger = logging.getLogger(__name__)

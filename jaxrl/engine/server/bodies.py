@@ -18,9 +18,9 @@ import numpy as np
 from msgspec import Meta
 
 from jaxrl.engine.server.chats import Chats, ChatTurn
-from jaxrl.engine.server.refusals import Refusal
 from jaxrl.errors import EnvError
 from jaxrl.inference.endpoint import GenerateRequest, TokenSampling
+from jaxrl.inference.refusals import Refusal
 from jaxrl.inference.rendering import Renderer
 
 Kind = Literal["completion", "chat", "generate"]

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from jaxrl.config.turns import History
-from jaxrl.engine.server.refusals import Refusal
 from jaxrl.inference.chat_wire import ChatFieldError, Message, read_messages, read_tool_choice, read_tools
 from jaxrl.inference.conversations import ConversationMemory, Heard, hear
 from jaxrl.inference.endpoint import TokenSampling
 from jaxrl.inference.messages import plain_messages, plain_tools
+from jaxrl.inference.refusals import Refusal
 from jaxrl.inference.rendering import Renderer
 from jaxrl.inference.reply_stream import ReplyTeller
 from jaxrl.inference.turns import RenderedTurn

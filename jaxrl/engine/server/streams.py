@@ -19,12 +19,13 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from jaxrl.engine.client import EmbeddedEndpoint
-from jaxrl.engine.server.refusals import Refusal, refusal_of, stopped
+from jaxrl.engine.server.refusals import refusal_of, stopped
 from jaxrl.engine.server.replies import ReplyWriter
 from jaxrl.engine.server.waits import unless_gone
 from jaxrl.engine.slots import SampledTokens
 from jaxrl.errors import DeadlineError
 from jaxrl.inference.endpoint import GenerateRequest, Generation
+from jaxrl.inference.refusals import Refusal
 
 logger = logging.getLogger(__name__)
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from http import HTTPStatus
 from typing import Any
 
 import msgspec
 
 from jaxrl.inference.chat_wire import ChatFieldError, Message, read_messages, read_tool_choice, read_tools, shown
 from jaxrl.inference.conversations import Heard, hear
+from jaxrl.inference.refusals import Refusal
 
 MODEL = "policy"
 """What `/v1/models` calls the model; a body may call it anything."""
@@ -50,35 +50,10 @@ _UNBUILT: dict[str, tuple[Any, ...]] = {
 }
 """Fields that would change what a reply is and are not built, likewise."""
 
-_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
-
-class Refusal(Exception):
-    """A request that is answered with an error, in OpenAI's shape."""
-
-    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
-        """Say why.
-
-        Args:
-          status: the HTTP status, 400 or above.
-          message: what was expected, what came, what to do.
-          param: the field of the body that is wrong.
-          code: a stable word for programs.
-        """
-        super().__init__(message)
-        self.status = status
-        self._param = param
-        self._code = code or HTTPStatus(status).name.lower()
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """Headers that tell a client whether to try again: OpenAI's would repeat whatever a server failed at."""
-        return {"x-should-retry": "true" if self.status == 429 else "false"}
-
-    def body(self) -> bytes:
-        """Return the JSON body."""
-        kind = _TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
-        return msgspec.json.encode({"error": {"message": str(self), "type": kind, "param": self._param, "code": self._code}})
+def retry_headers(status: int) -> dict[str, str]:
+    """Return headers that tell a client whether to try again after a refusal: OpenAI's would repeat whatever a server failed at."""
+    return {"x-should-retry": "true" if status == 429 else "false"}
 
 
 def over() -> Refusal:

@@ -23,7 +23,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from jaxrl.envs.agent.bodies import Ask, Refusal, Told, models_body, over, read_ask, stream_body, whole_body
+from jaxrl.envs.agent.bodies import Ask, Told, models_body, over, read_ask, retry_headers, stream_body, whole_body
+from jaxrl.inference.refusals import Refusal
 
 logger = logging.getLogger(__name__)
 
@@ -114,16 +115,14 @@ class Gateway:
         try:
             response = await self._respond(request)
         except Refusal as refusal:
-            response = Response(refusal.body(), refusal.status, refusal.headers, "application/json")
+            response = _refused(refusal)
         except ClientDisconnect:
             return
         except RecursionError:
-            nested = Refusal(400, "the body is nested too deeply")
-            response = Response(nested.body(), nested.status, nested.headers, "application/json")
+            response = _refused(Refusal(400, "the body is nested too deeply"))
         except Exception as error:
             logger.exception("the server for agents failed on a request")
-            failed = Refusal(500, f"the server failed on this request: {type(error).__name__}; its log says more")
-            response = Response(failed.body(), failed.status, failed.headers, "application/json")
+            response = _refused(Refusal(500, f"the server failed on this request: {type(error).__name__}; its log says more"))
         await response(scope, receive, send)
 
     async def _respond(self, request: Request) -> Response:
@@ -166,6 +165,10 @@ class _Uvicorn(uvicorn.Server):
 def _run(server: uvicorn.Server, listener: socket.socket) -> None:
     with contextlib.closing(listener):
         asyncio.run(server.serve(sockets=[listener]))
+
+
+def _refused(refusal: Refusal) -> Response:
+    return Response(refusal.body(), refusal.status, retry_headers(refusal.status), "application/json")
 
 
 async def _body(request: Request) -> bytes:

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxrl.config.turns import BudgetConfig
-from jaxrl.envs.agent.bodies import Ask, Refusal, Told, over
+from jaxrl.envs.agent.bodies import Ask, Told, over
 from jaxrl.envs.base import Reply, Session
 from jaxrl.errors import EnvError, JaxrlError, PromptTooLongError
 from jaxrl.inference.chat_wire import Message, finish_word
 from jaxrl.inference.conversations import Key
+from jaxrl.inference.refusals import Refusal
 from jaxrl.inference.replies import ParsedReply
 from jaxrl.inference.reply_stream import ReplyTeller
 

@@ -11,8 +11,9 @@ import pytest
 
 from jaxrl.engine.server.bodies import HARMLESS, NEUTRAL, Job, JobReader
 from jaxrl.engine.server.chats import Chats
-from jaxrl.engine.server.refusals import Refusal
+from jaxrl.engine.server.refusals import refusal_of
 from jaxrl.inference.conversations import ConversationMemory
+from jaxrl.inference.refusals import Refusal
 from jaxrl.inference.rendering import Renderer
 
 RENDERER = Renderer.from_pretrained(Path(__file__).parents[2] / "golden" / "tokenizer")
@@ -186,3 +187,13 @@ def test_garbage_is_a_400(raw: bytes) -> None:
         READER.completion(raw)
     assert (caught.value.status, caught.value.code) == (400, "invalid_json")
     assert json.loads(caught.value.body())["error"]["type"] == "invalid_request_error"
+
+
+def test_a_body_of_which_nothing_can_be_said_without_going_too_deep_is_the_clients_fault() -> None:
+    kinds: set[str] = set()
+    for depth in range(880, 1000):
+        with pytest.raises((Refusal, RecursionError)) as raised:
+            READER.chat(f'{{"messages": [{{"role": "user", "content": "hi"}}], "tool_choice": {"[" * depth}{"]" * depth}}}'.encode())
+        kinds.add(raised.typename)
+        assert refusal_of(raised.value).status == 400
+    assert kinds == {"Refusal", "RecursionError"}

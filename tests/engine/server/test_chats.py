@@ -302,8 +302,9 @@ def test_what_is_not_remembered_is_rendered_anew(scripted: Served) -> None:
 
 def test_a_stream_of_several_choices_tells_their_prompt_once(scripted: Served) -> None:
     with client_of(scripted) as client:
-        whole: Any = client.chat.completions.create(model="tiny", messages=[QUESTION], n=3, extra_body=EXACT)  # pyright: ignore
-        chunks: Any = client.chat.completions.create(model="tiny", messages=[QUESTION], n=3, stream=True, extra_body=EXACT)  # pyright: ignore
+        settings: dict[str, Any] = {"model": "tiny", "messages": [QUESTION], "n": 3, "extra_body": EXACT}
+        whole: Any = client.chat.completions.create(**settings)
+        chunks: Any = client.chat.completions.create(**settings, stream=True)
         told = [getattr(chunk, "prompt_token_ids", None) for chunk in chunks]
     assert told[0] == whole.prompt_token_ids and set(map(str, told[1:])) == {"None"}
 

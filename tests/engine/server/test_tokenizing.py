@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from jaxrl.engine.server.chats import Chats
-from jaxrl.engine.server.refusals import Refusal
 from jaxrl.engine.server.tokenizing import MAX_DECODED_IDS, Tokenizing
 from jaxrl.inference.conversations import ConversationMemory
 from jaxrl.inference.known_models import load_renderer
+from jaxrl.inference.refusals import Refusal
 from jaxrl.inference.rendering import Renderer
 
 RENDERER = Renderer.from_pretrained(Path(__file__).parents[2] / "golden" / "tokenizer")

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from jaxrl.envs.agent.bodies import Refusal, Told, read_ask, stream_body, whole_body
+from jaxrl.envs.agent.bodies import Told, read_ask, retry_headers, stream_body, whole_body
+from jaxrl.inference.refusals import Refusal
 
 CHAT = [{"role": "user", "content": "q"}]
 TOOL = {"type": "function", "function": {"name": "add"}}
@@ -62,7 +63,7 @@ def test_what_is_no_json_object_is_refused(raw: bytes) -> None:
 
 
 def test_only_a_client_that_was_too_quick_is_told_to_try_again() -> None:
-    again = {status: Refusal(status, "x").headers["x-should-retry"] for status in (400, 401, 409, 429, 500)}
+    again = {status: retry_headers(status)["x-should-retry"] for status in (400, 401, 409, 429, 500)}
     assert again == {400: "false", 401: "false", 409: "false", 429: "true", 500: "false"}
 
 
