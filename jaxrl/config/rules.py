@@ -51,8 +51,8 @@ def check_training_env(index: int, env: EnvBase, algo: AlgorithmBase, sampling: 
     if algo.needs_turn_rewards and not env.gives_turn_rewards:
         remedy = "set its `turn_rewards`=true, or use 'rollout'" if hasattr(env, "turn_rewards") else "use 'rollout'"
         raise ValueError(
-            f"`{key_of(index, env, 'algo')}.credit`='turn': env {env_name(env)!r} gives no reward for each turn, so every rollout would fail; "
-            f"{remedy}"
+            f"`{key_of(index, env, 'algo')}.credit`='turn': env {env_name(env)!r} gives no reward for each turn, so every rollout would "
+            f"fail; {remedy}"
         )
     if not algo.samples_from_model and env.sampling is not None:
         warnings.warn(

@@ -34,7 +34,7 @@ def check_demonstrations(exam: Examination) -> Finding:
     for env_config, env in zip(settings.train.env, train, strict=True):
         algorithm = algorithm_of(exam, env_config, env.demonstration)
         if algorithm.config.sampling.source == DEMONSTRATIONS:
-            findings.append(_look_at_replies(exam, env))
+            findings.append(_look_at_replies(exam, env_config, env))
         elif isinstance(algorithm, OPSD):
             findings.append(_look_at_hints(exam, env_config, env, algorithm))
     if settings.eval.demonstration_nll:
@@ -46,7 +46,7 @@ def check_demonstrations(exam: Examination) -> Finding:
     return joined(findings) if findings else good("no environment learns from demonstrations")
 
 
-def _look_at_replies(exam: Examination, env: Environment) -> Finding:
+def _look_at_replies(exam: Examination, env_config: EnvBase, env: Environment) -> Finding:
     """Render demonstrations as a run does, and have them scored."""
     tasks = env.tasks()
     missing = [spec for spec in tasks if env.demonstration(spec) is None]
@@ -54,14 +54,14 @@ def _look_at_replies(exam: Examination, env: Environment) -> Finding:
     if missing:
         asked = f" ({missing[0]['question'][:60]!r})" if "question" in missing[0] else ""
         return verdict(text, [f"{missing[0]['id']!r}{asked} has none: rollouts of such tasks fail; leave them out"], [])
-    rollouts = asyncio.run(_play_demonstrations(exam, env))
+    rollouts = asyncio.run(_play_demonstrations(exam, env_config, env))
     # A scorer that is slow or fails is looked at by another check; the tokens are there all the same.
     failures = [rollout.failure for rollout in rollouts if rollout.failure is not None]
     broken = next((failure for failure in failures if failure.boundary in (Boundary.ENV, Boundary.POLICY)), None)
     if broken is not None:
         return verdict(text, [f"one cannot be played: {broken.message}"], [])
-    prompts, replies = np.array([_num_tokens(rollout) for rollout in rollouts]).T
-    needed, window, row = int((prompts + replies).max()), exam.config.engine.max_model_len, exam.config.trainer.row_length
+    lengths, replies = np.array([_num_tokens(rollout) for rollout in rollouts]).T
+    needed, window, row = int(lengths.max()), exam.config.engine.max_model_len, exam.config.trainer.row_length
     rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
     worth = f", worth {np.mean(rewards):.3g} on average" if rewards else ", not scored"
     text += (
@@ -70,7 +70,7 @@ def _look_at_replies(exam: Examination, env: Environment) -> Finding:
     )
     problems, remarks = [], []
     if needed > exam.config.trainable_window:
-        num_long = int((prompts + replies > exam.config.trainable_window).sum())
+        num_long = int((lengths > exam.config.trainable_window).sum())
         problems.append(f"{num_long} are too long; raise `inference.max_model_len` and `trainer.row_length` to {needed}, or leave them out")
     if rewards and max(rewards) <= 0:
         remarks.append("the environment's own scorer gives none of them more than 0; see what form of reply it expects")
@@ -79,17 +79,18 @@ def _look_at_replies(exam: Examination, env: Environment) -> Finding:
     return verdict(text, problems, remarks)
 
 
-async def _play_demonstrations(exam: Examination, env: Environment) -> list[Rollout]:
-    source = DemonstrationSource(exam.renderer, env.demonstration, NO_WINDOW)
+async def _play_demonstrations(exam: Examination, env_config: EnvBase, env: Environment) -> list[Rollout]:
+    source = DemonstrationSource(exam.renderer, env.demonstration, NO_WINDOW, history=env_config.history)
     rollouts = [rollout_of(env, spec) for spec in spread(env.tasks(), PROBED_DEMONSTRATIONS)]
     await asyncio.gather(*(play_rollout(env, rollout, source.open_session(rollout), PLAY_DEADLINE_S) for rollout in rollouts))
     return rollouts
 
 
 def _num_tokens(rollout: Rollout) -> tuple[int, int]:
-    """Return the tokens of prompt and reply."""
-    sampled = sum(node.num_sampled for node in rollout.nodes)
-    return sum(len(node.token_ids) for node in rollout.nodes) - sampled, sampled
+    """Return the tokens of the longest branch, and those of all replies."""
+    branches = ([rollout.nodes[index] for index in rollout.path_to(leaf)] for leaf in rollout.leaves)
+    longest = max((sum(len(node.token_ids) for node in branch) for branch in branches), default=0)
+    return longest, sum(node.num_sampled for node in rollout.nodes)
 
 
 def _look_at_hints(exam: Examination, env_config: EnvBase, env: Environment, algorithm: OPSD) -> Finding:

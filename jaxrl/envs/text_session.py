@@ -16,10 +16,10 @@ import numpy as np
 
 from jaxrl.config.env import SamplingConfig
 from jaxrl.config.turns import History
-from jaxrl.envs.base import Demonstration, TaskSpec, demonstrated_turns
+from jaxrl.envs.base import Demonstration, Message, Reply, TaskSpec, ToolSchema, demonstrated_turns
 from jaxrl.envs.session import RecordedSession, request_name, token_sampling
 from jaxrl.envs.transcript import Prompt, Transcript, Window, Written
-from jaxrl.errors import EngineError, EnvError
+from jaxrl.errors import EngineError, EnvError, PromptTooLongError
 from jaxrl.inference.endpoint import ChatReply, ChatRequest, FinishReason
 from jaxrl.inference.rendering import Renderer
 from jaxrl.types import Rollout, Writer
@@ -145,6 +145,20 @@ class TextSession(RecordedSession):
         self._source = source
         self._renderer = renderer
         self._is_model = writer != "demonstrations"
+
+    async def ask(self, messages: Sequence[Message], *, tools: Sequence[ToolSchema] = ()) -> Reply:
+        """See `RecordedSession.ask`; of a demonstration whose first replies alone fit, nothing is to be learned.
+
+        Raises:
+          EnvError: the prompt of a later turn leaves no room for the rest of a demonstration.
+          JaxrlError: as `RecordedSession.ask`.
+        """
+        try:
+            return await super().ask(messages, tools=tools)
+        except PromptTooLongError as error:
+            if self._is_model or self._transcript.num_turns == 0:
+                raise
+            raise EnvError(str(error)) from None
 
     async def _write(self, prompt: Prompt) -> Written:
         """Get the reply in words, and return the tokens that the policy would write it with.

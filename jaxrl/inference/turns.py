@@ -80,8 +80,3 @@ class RenderedTurn:
         taken = {turn_of(call_id) for call_id in (*told, *(call.id for reply in self.replies.values() for call in reply.tool_calls))}
         number = sum(message["role"] == "assistant" for message in self.messages)
         return next(turn for turn in itertools.count(number) if turn not in taken)
-
-    @property
-    def span_messages(self) -> tuple[dict[str, Any], ...]:
-        """The message of each span."""
-        return self.messages[len(self.messages) - len(self.spans) :]

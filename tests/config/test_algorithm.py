@@ -209,7 +209,7 @@ def test_a_role_on_the_command_line_joins_those_of_the_file(file: Path) -> None:
 
 def test_echo_where_the_environment_says_nothing_after_the_first_reply_is_a_warning(file: Path) -> None:
     one_attempt = f"{FEEDBACK}budget.max_turns = 1\n"
-    said = warnings_of(file, orchestrator="algo.type = 'echo'", more=FEEDBACK + one_attempt.replace("talk", "once"))
+    said = warnings_of(file, orchestrator="algo.type = 'echo'", more=WORLD + one_attempt.replace("talk", "once"))
     assert len(said) == 1 and said[0].startswith("`orchestrator.algo.type`='echo' learns from what an environment says after the policy's ")
     assert "env 'words', 'once' ends with that reply" in said[0]
 
@@ -485,6 +485,6 @@ def test_hosted_runs_refuse_every_import_path_by_its_key(file: Path) -> None:
     )
     assert "`run.allow_import_paths`=false refuses every import path" in message
     echo = "algo = {type = 'echo', filter.import_path = 'my.filters:keep'}"
-    message = error_of(file, "--run.allow_import_paths", "false", more=FEEDBACK + echo)
+    message = error_of(file, "--run.allow_import_paths", "false", more=TOOLS + echo)
     assert message.startswith("`orchestrator.train.env.1.algo.filter.import_path`='my.filters:keep' would run code")
     assert warnings_of(file, "--run.allow_import_paths", "false", env="reward.type = 'math_verify'") == []

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from jaxrl.doctor.demonstrations import check_demonstrations
+from jaxrl.doctor.demonstrations import _num_tokens, check_demonstrations
 from jaxrl.doctor.finding import Finding, Level
 from jaxrl.doctor.settings import check_budgets
 from jaxrl.errors import ConfigError
+from jaxrl.types import Node, Rollout, Task
 from tests.doctor.patients import examine_run, questions_config, tools_config
 
 ROWS = [{"id": f"sum-{n}", "question": f"{n}+1=?", "answer": str(n + 1), "demonstration": str(n + 1)} for n in range(8)]
@@ -51,6 +53,14 @@ def test_demonstrations_that_do_not_fit_window_and_row_are_found_with_the_number
     assert f"the longest has 71 tokens, and {needed} with its prompt; window 64, row 96" in finding.text
     assert f"1 are too long; raise `inference.max_model_len` and `trainer.row_length` to {needed}" in finding.text
     assert examine_run(check_demonstrations, questions_config(tmp_path, longer(70), f"--inference.max_model_len={needed}")).is_good
+
+
+def test_of_a_demonstration_whose_history_is_written_anew_the_longest_branch_must_fit_and_not_both_together() -> None:
+    def node(parent: int | None, num_tokens: int, num_sampled: int = 0) -> Node:
+        return Node(parent, "user", "", np.zeros(num_tokens, np.int32), sampled=num_sampled > 0, num_sampled=num_sampled)
+
+    nodes = [node(None, 5), node(0, 4, 3), node(0, 6), node(2, 3, 2)]
+    assert _num_tokens(Rollout(Task("sums", "0", {}), "sums/0", 0, 0, nodes)) == (5 + 6 + 3, 3 + 2)
 
 
 def test_demonstrations_that_their_own_scorer_finds_worthless_or_that_cannot_be_played_are_told(tmp_path: Path) -> None:

@@ -137,6 +137,14 @@ async def test_a_demonstration_that_does_not_fit_is_an_error_and_is_never_cut() 
         await demonstrating(make_rollout(), window=num_prompt).ask(HI)
 
 
+async def test_a_demonstration_that_only_begins_to_fit_is_an_error_and_no_conversation_that_a_full_window_ended() -> None:
+    num_prompt = len(RENDERER.open_turn(None, HI).prompt_ids)
+    session = demonstrating(make_rollout(), ["11", "12"], window=num_prompt + 3)
+    await session.ask(HI)
+    with pytest.raises(EnvError, match=r"turn 1: the prompt has .* which leaves no room for a reply"):
+        await session.ask(HI)
+
+
 async def test_a_demonstration_that_holds_the_end_of_a_turn_is_an_error() -> None:
     said = r"the reply holds '<\|im_end\|>', which ends a reply of the policy: nothing can follow it, .*; leave it out"
     with pytest.raises(EnvError, match=said):

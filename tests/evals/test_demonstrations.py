@@ -7,6 +7,7 @@ import logging
 import numpy as np
 import pytest
 
+from jaxrl.config.turns import BudgetConfig
 from jaxrl.envs.base import TaskSpec
 from jaxrl.envs.chat import ChatEnvironment, Episode
 from jaxrl.envs.single_turn import SingleTurnEnvironment
@@ -148,7 +149,7 @@ async def test_a_demonstration_of_which_a_limit_leaves_replies_unsaid_is_left_ou
             return "What is 2 + 2?"
 
         def reply(self, episode: Episode) -> str:
-            return "And then? " * 40
+            return "And then?"
 
         def score(self, episode: Episode) -> float:
             return 1.0
@@ -156,11 +157,11 @@ async def test_a_demonstration_of_which_a_limit_leaves_replies_unsaid_is_left_ou
         def demonstration(self, spec: TaskSpec) -> list[str]:
             return ["4", "16"]
 
-    endpoint, env = Ruler(), Talk("talk", [{"id": "t"}])
+    endpoint, env = Ruler(), Talk("talk", [{"id": "t"}], budget=BudgetConfig(max_turns=1))
     with caplog.at_level(logging.WARNING):
         scores = await DemonstrationScorer(env, env.tasks(), RENDERER, window=64).score(PolicyPool([endpoint], 0), asyncio.Semaphore(1))
     assert scores == [None] and endpoint.scored == []
-    assert "task 't': it was over after 1 replies (window_full)" in caplog.text
+    assert "task 't': it was over after 1 replies (max_turns)" in caplog.text
 
 
 async def test_the_replies_of_several_turns_are_scored_in_one_sequence_each_after_all_that_was_said() -> None:

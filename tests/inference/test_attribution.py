@@ -210,5 +210,5 @@ def test_own_tokens_are_exactly_those_that_lie_inside_of_the_text(texts: list[st
 def test_masks_and_spans_have_one_entry_for_each_new_message() -> None:
     renderer = golden()
     turn = renderer.open_turn(None, [user("hi"), assistant("4"), user("ok")])
-    assert len(turn.spans) == len(turn.content_masks) == len(turn.span_messages) == 3
+    assert len(turn.spans) == len(turn.content_masks) == 3
     np.testing.assert_array_equal(np.concatenate([*turn.spans, turn.generation_prompt]), turn.prompt_ids)

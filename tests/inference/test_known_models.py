@@ -47,7 +47,7 @@ def check_pieces(turn: RenderedTurn, seen: np.ndarray) -> None:
     """The pieces of a turn make up its prompt, behind what the model saw."""
     np.testing.assert_array_equal(np.concatenate([seen, *turn.spans, turn.generation_prompt]), turn.prompt_ids)
     assert turn.prompt_ids.dtype == np.int32
-    assert len(turn.spans) == len(turn.content_masks) == len(turn.span_messages)
+    assert len(turn.spans) == len(turn.content_masks)
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +127,7 @@ def test_within_a_cycle_of_tools_the_sampled_tokens_stay_thinking_included(qwen3
     second = qwen3.open_turn(state, [tool("11"), tool("12")], tools=TOOLS, history=history)
     assert not second.is_fork
     check_pieces(second, state.token_ids)
-    assert [message["role"] for message in second.span_messages] == ["tool", "tool"]
+    assert [message["role"] for message in second.messages[-len(second.spans) :]] == ["tool", "tool"]
     assert bodies(qwen3, second) == ["11", "12"]
     # Parallel results stand in one turn of the user.
     results = "<|im_start|>user\n<tool_response>\n11\n</tool_response>\n<tool_response>\n12\n</tool_response><|im_end|>\n"
@@ -140,7 +140,7 @@ def test_a_new_question_forks_where_thinking_is_dropped_and_goes_on_where_histor
     state = answered(qwen3, first, "<think>\nadd\n</think>\n\n11<|im_end|>")
     forked = qwen3.open_turn(state, [user("and 1")])
     assert forked.is_fork and "add" not in forked.text
-    assert [message["role"] for message in forked.span_messages] == ["user", "assistant", "user"]
+    assert [message["role"] for message in forked.messages[-len(forked.spans) :]] == ["user", "assistant", "user"]
     check_pieces(forked, np.zeros(0, np.int32))
     kept = qwen3.open_turn(state, [user("and 1")], history="keep")
     assert not kept.is_fork and kept.text.startswith(state.text)

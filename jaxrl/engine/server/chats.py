@@ -34,6 +34,8 @@ class ChatTurn:
 
     rendered: RenderedTurn
     """Its prompt."""
+    number: int
+    """What the ids of its calls begin with: `rendered.index`, which takes a look at every message."""
     heard: Heard
     """The conversation, as the client knows it."""
     takes_calls: bool
@@ -93,12 +95,12 @@ class Chats:
         else:
             rendered = self._renderer.open_turn(prior, conversation[num_known:], tools=schemas, history=self._history)
         self._memory.count(_what(conversation, is_known=prior is not None, is_fork=rendered.is_fork))
-        return ChatTurn(rendered, heard, takes_calls=bool(schemas) and may_call, is_parallel=is_parallel)
+        return ChatTurn(rendered, rendered.index, heard, takes_calls=bool(schemas) and may_call, is_parallel=is_parallel)
 
     def teller(self, turn: ChatTurn, sampling: TokenSampling) -> ReplyTeller:
         """Return what tells one reply to a turn."""
         return ReplyTeller(
-            partial(self._renderer.parser.parse, turn=turn.rendered.index),
+            partial(self._renderer.parser.parse, turn=turn.number),
             stop_ids=sampling.stop_ids,
             stops=sampling.stop,
             takes_calls=turn.takes_calls,

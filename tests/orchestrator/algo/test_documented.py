@@ -3,9 +3,11 @@
 import re
 import tomllib
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
+from jaxrl.config.algorithm import AlgorithmConfig
 from jaxrl.config.orchestrator import OrchestratorConfig
 from jaxrl.orchestrator.algo import ALGORITHM_CLASSES, Algorithm
 
@@ -17,12 +19,14 @@ SOURCES = ("jaxrl/orchestrator/algo/rloo.py", "jaxrl/config/algorithm.py", "jaxr
 
 
 def test_the_table_has_every_algorithm_with_its_component_and_its_hook():
-    rows = re.findall(r"^\| `(\w+)` \| (\w+) \| `(\w+)` \|", TEXT, re.MULTILINE)
+    rows = re.findall(r"^\| `(\w+)` \| ([\w, ]+) \| `(\w+)` \|", TEXT, re.MULTILINE)
+    listeners = {s.model_fields["type"].default for s in get_args(get_args(AlgorithmConfig)[0]) if s.learns_from_observations}
+    components = {name: cls.action_loss_type + (", ce" if name in listeners else "") for name, cls in ALGORITHM_CLASSES.items()}
     hooks = {
         name: next(hook for hook in ("score_rollout", "score_group") if getattr(cls, hook) is not getattr(Algorithm, hook))
         for name, cls in ALGORITHM_CLASSES.items()
     }
-    assert sorted(rows) == sorted((name, cls.action_loss_type, hooks[name]) for name, cls in ALGORITHM_CLASSES.items())
+    assert sorted(rows) == sorted((name, components[name], hooks[name]) for name in ALGORITHM_CLASSES)
 
 
 def test_the_example_of_an_algorithm_is_the_real_source_and_has_fewer_than_30_lines():
