@@ -57,7 +57,7 @@ class Examination:
     @functools.cached_property
     def renderer(self) -> Renderer:
         """Messages to token ids, as the run does it."""
-        from jaxrl.inference.known_models import load_renderer
+        from jaxrl.inference.rendering.known_models import load_renderer
 
         model = self.config.orchestrator.model
         return load_renderer(model.name, renderer=model.renderer, tool_format=model.tool_format)

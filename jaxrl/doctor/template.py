@@ -5,7 +5,7 @@ from __future__ import annotations
 from jaxrl.doctor.examination import Examination
 from jaxrl.doctor.finding import Finding, verdict
 from jaxrl.errors import JaxrlError
-from jaxrl.inference.preflight import Needs, preflight
+from jaxrl.inference.rendering.preflight import Needs, preflight
 
 
 def check_template(exam: Examination) -> Finding:

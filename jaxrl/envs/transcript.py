@@ -23,7 +23,7 @@ from jaxrl.envs.base import Message, Reply, ToolSchema
 from jaxrl.errors import EnvError, PromptTooLongError
 from jaxrl.inference.endpoint import FinishReason
 from jaxrl.inference.rendering import Renderer
-from jaxrl.inference.turns import RenderedTurn, RenderState
+from jaxrl.inference.rendering.turns import RenderedTurn, RenderState
 from jaxrl.types import Node, Rollout, ToolCall, Writer
 
 

@@ -8,8 +8,8 @@ from jaxrl.config.run import RunConfig
 from jaxrl.envs.base import Environment
 from jaxrl.envs.single_turn import SingleTurnEnvironment
 from jaxrl.errors import ConfigError
-from jaxrl.inference.preflight import Needs, Preflight, preflight
 from jaxrl.inference.rendering import Renderer
+from jaxrl.inference.rendering.preflight import Needs, Preflight, preflight
 
 
 def template_needs(config: RunConfig, train: Sequence[Environment], heldout: Sequence[Environment]) -> Needs:

@@ -28,8 +28,8 @@ from jaxrl.engine.engine import Engine
 from jaxrl.engine.server import Backend, Service
 from jaxrl.errors import ConfigError
 from jaxrl.inference.frozen import api_key
-from jaxrl.inference.known_models import load_renderer
 from jaxrl.inference.rendering import Renderer
+from jaxrl.inference.rendering.known_models import load_renderer
 from jaxrl.launch.arrays import check_window
 from jaxrl.launch.compile_cache import use_compile_cache
 from jaxrl.launch.side_by_side import ctrl_c

@@ -29,9 +29,9 @@ from jaxrl.envs.base import Environment
 from jaxrl.envs.build import build_environment, require_disjoint_questions
 from jaxrl.errors import ConfigError, ModelLoadError, RunFailedError
 from jaxrl.evals.harness import EnvEvalHarness
-from jaxrl.inference.known_models import load_renderer
 from jaxrl.inference.pool import PolicyPool
 from jaxrl.inference.rendering import Renderer
+from jaxrl.inference.rendering.known_models import load_renderer
 from jaxrl.launch.arrays import ArrayArm, array_arm, check_sizes
 from jaxrl.launch.compile_cache import use_compile_cache
 from jaxrl.launch.environments import EnvironmentBuilder, check_sources, probe_environments

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from jaxrl.config.model import ClientConfig, FrozenModelConfig, PolicyModelConfig, ToolFormat
-from jaxrl.inference.tool_calls import FORMATS
+from jaxrl.inference.rendering.tool_calls import FORMATS
 
 
 def test_every_format_of_calls_can_be_named_and_no_other() -> None:

@@ -34,7 +34,7 @@ from jaxrl.weights import WeightStore
 from tests.e2e.runs import ROOT
 from tests.engine.tiny import generate
 from tests.golden.make_templates import DIRECTORY
-from tests.inference.styles import ADD
+from tests.inference.rendering.styles import ADD
 
 WINDOW, WIDTH = 768, 64
 ENGINE = EmbeddedInferenceConfig(num_slots=4, max_model_len=WINDOW, prefill_rows=1, min_prefill_bucket=WINDOW)

@@ -13,7 +13,7 @@ from jaxrl.config.turns import BudgetConfig
 from jaxrl.envs.chat import ChatEnvironment, Episode
 from jaxrl.envs.play import play_rollout
 from jaxrl.envs.session import PolicySession
-from jaxrl.inference.turns import RenderState
+from jaxrl.inference.rendering.turns import RenderState
 from jaxrl.types import Rollout
 from tests.envs.policies import IM_END, RENDERER, make_rollout
 from tests.fakes import ScriptedPool

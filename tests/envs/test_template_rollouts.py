@@ -11,8 +11,8 @@ from jaxrl.inference.pool import PolicyPool
 from jaxrl.types import Rollout
 from tests.envs.policies import make_rollout
 from tests.fakes import ScriptedEndpoint
-from tests.inference.conversations import SCRIPTS, answering, play, tools_of
-from tests.inference.styles import ADD, ids_of, renderer_of, result, user
+from tests.inference.rendering.conversations import SCRIPTS, answering, play, tools_of
+from tests.inference.rendering.styles import ADD, ids_of, renderer_of, result, user
 from tests.inference.test_templates import CASES, FORKS
 
 

@@ -14,13 +14,13 @@ from jaxrl.config.run import RunConfig
 from jaxrl.config.trainer import TrainerConfig
 from jaxrl.envs.build import build_environment
 from jaxrl.errors import ConfigError
-from jaxrl.inference.preflight import Needs
+from jaxrl.inference.rendering.preflight import Needs
 from jaxrl.launch import launch, training
 from jaxrl.launch.preflight import check_template, template_needs
 from tests.doctor.patients import ModelDir
 from tests.e2e.runs import small_run
 from tests.fakes import ToyEnv
-from tests.inference.styles import renderer_of
+from tests.inference.rendering.styles import renderer_of
 
 ADDITION = {"dataset": "chain_sum", "num_tasks": 20}
 

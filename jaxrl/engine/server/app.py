@@ -44,9 +44,9 @@ from jaxrl.engine.server.replies import ReplyWriter
 from jaxrl.engine.server.streams import EventStream, stream_events
 from jaxrl.engine.server.tokenizing import Tokenizing
 from jaxrl.engine.server.waits import unless_gone, within
-from jaxrl.inference.conversations import ConversationMemory
+from jaxrl.inference.chat.conversations import ConversationMemory
+from jaxrl.inference.chat.refusals import Refusal
 from jaxrl.inference.endpoint import Generation, PromptScores
-from jaxrl.inference.refusals import Refusal
 from jaxrl.inference.rendering import Renderer
 
 logger = logging.getLogger(__name__)

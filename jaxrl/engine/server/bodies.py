@@ -19,8 +19,8 @@ from msgspec import Meta
 
 from jaxrl.engine.server.chats import Chats, ChatTurn
 from jaxrl.errors import EnvError
+from jaxrl.inference.chat.refusals import Refusal
 from jaxrl.inference.endpoint import GenerateRequest, TokenSampling
-from jaxrl.inference.refusals import Refusal
 from jaxrl.inference.rendering import Renderer
 
 Kind = Literal["completion", "chat", "generate"]

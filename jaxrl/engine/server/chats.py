@@ -1,7 +1,7 @@
 """The turns of chats: from the words that a client sends to the tokens that the model goes on from, and back.
 
 In: a body's messages and tools. Out: a prompt; and when it was answered, what the client is told and what is remembered of it. A
-conversation that begins with one that this server replied to goes on from the very ids of then (`inference.conversations`); any other
+conversation that begins with one that this server replied to goes on from the very ids of then (`inference.chat.conversations`); any other
 is rendered anew. Called in worker threads; the memory is the only thing that changes.
 """
 
@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 
 from jaxrl.config.turns import History
-from jaxrl.inference.chat_wire import ChatFieldError, Message, read_messages, read_tool_choice, read_tools
-from jaxrl.inference.conversations import ConversationMemory, Heard, hear
+from jaxrl.inference.chat.conversations import ConversationMemory, Heard, hear
+from jaxrl.inference.chat.refusals import Refusal
+from jaxrl.inference.chat.reply_stream import ReplyTeller
+from jaxrl.inference.chat.wire import ChatFieldError, Message, read_messages, read_tool_choice, read_tools
 from jaxrl.inference.endpoint import TokenSampling
-from jaxrl.inference.messages import plain_messages, plain_tools
-from jaxrl.inference.refusals import Refusal
 from jaxrl.inference.rendering import Renderer
-from jaxrl.inference.reply_stream import ReplyTeller
-from jaxrl.inference.turns import RenderedTurn
+from jaxrl.inference.rendering.messages import plain_messages, plain_tools
+from jaxrl.inference.rendering.turns import RenderedTurn
 
 Check = Callable[[str], np.ndarray]
 """Encodes a prompt, and refuses one that is too long."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jaxrl.errors import DeadlineError, EngineError, EnvError, PromptTooLongError
-from jaxrl.inference.refusals import Refusal
+from jaxrl.inference.chat.refusals import Refusal
 
 
 def refusal_of(error: Exception) -> Refusal:

@@ -18,7 +18,7 @@ from jaxrl.engine.requests import BROKEN
 from jaxrl.engine.server.bodies import Job
 from jaxrl.engine.server.chats import Chats
 from jaxrl.engine.server.text import Ending, TextFollower, end_text
-from jaxrl.inference.chat_wire import finish_word
+from jaxrl.inference.chat.wire import finish_word
 from jaxrl.inference.endpoint import FinishReason, Generation, PromptScores
 from jaxrl.inference.rendering import Renderer
 

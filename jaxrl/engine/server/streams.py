@@ -24,8 +24,8 @@ from jaxrl.engine.server.replies import ReplyWriter
 from jaxrl.engine.server.waits import unless_gone
 from jaxrl.engine.slots import SampledTokens
 from jaxrl.errors import DeadlineError
+from jaxrl.inference.chat.refusals import Refusal
 from jaxrl.inference.endpoint import GenerateRequest, Generation
-from jaxrl.inference.refusals import Refusal
 
 logger = logging.getLogger(__name__)
 

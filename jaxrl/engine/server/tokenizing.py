@@ -15,7 +15,7 @@ from msgspec import Meta
 from jaxrl.engine.server.bodies import NO_LIMIT, check_length, check_model, convert, known_fields, longest_text
 from jaxrl.engine.server.chats import read_chat
 from jaxrl.errors import EnvError
-from jaxrl.inference.refusals import Refusal
+from jaxrl.inference.chat.refusals import Refusal
 from jaxrl.inference.rendering import Renderer
 
 MAX_DECODED_IDS = 2**17

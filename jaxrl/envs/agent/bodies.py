@@ -13,9 +13,9 @@ from typing import Any
 
 import msgspec
 
-from jaxrl.inference.chat_wire import ChatFieldError, Message, read_messages, read_tool_choice, read_tools, shown
-from jaxrl.inference.conversations import Heard, hear
-from jaxrl.inference.refusals import Refusal
+from jaxrl.inference.chat.conversations import Heard, hear
+from jaxrl.inference.chat.refusals import Refusal
+from jaxrl.inference.chat.wire import ChatFieldError, Message, read_messages, read_tool_choice, read_tools, shown
 
 MODEL = "policy"
 """What `/v1/models` calls the model; a body may call it anything."""

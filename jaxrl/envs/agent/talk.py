@@ -17,11 +17,11 @@ from jaxrl.config.turns import BudgetConfig
 from jaxrl.envs.agent.bodies import Ask, Told, over
 from jaxrl.envs.base import Reply, Session
 from jaxrl.errors import EnvError, JaxrlError, PromptTooLongError
-from jaxrl.inference.chat_wire import Message, finish_word
-from jaxrl.inference.conversations import Key
-from jaxrl.inference.refusals import Refusal
-from jaxrl.inference.replies import ParsedReply
-from jaxrl.inference.reply_stream import ReplyTeller
+from jaxrl.inference.chat.conversations import Key
+from jaxrl.inference.chat.refusals import Refusal
+from jaxrl.inference.chat.reply_stream import ReplyTeller
+from jaxrl.inference.chat.wire import Message, finish_word
+from jaxrl.inference.rendering.replies import ParsedReply
 
 MAX_PARALLEL = 16
 """Requests of one rollout that may wait for replies at the same time."""

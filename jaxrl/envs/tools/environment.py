@@ -20,7 +20,7 @@ from jaxrl.envs.tools.calculator import calculate, calculator
 from jaxrl.envs.tools.python import python_tool
 from jaxrl.envs.tools.tool import ToolError
 from jaxrl.envs.tools.toolbox import Toolbox
-from jaxrl.inference.tool_calls import call_text
+from jaxrl.inference.rendering.tool_calls import call_text
 
 logger = logging.getLogger(__name__)
 

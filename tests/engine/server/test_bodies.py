@@ -12,8 +12,8 @@ import pytest
 from jaxrl.engine.server.bodies import HARMLESS, NEUTRAL, Job, JobReader
 from jaxrl.engine.server.chats import Chats
 from jaxrl.engine.server.refusals import refusal_of
-from jaxrl.inference.conversations import ConversationMemory
-from jaxrl.inference.refusals import Refusal
+from jaxrl.inference.chat.conversations import ConversationMemory
+from jaxrl.inference.chat.refusals import Refusal
 from jaxrl.inference.rendering import Renderer
 
 RENDERER = Renderer.from_pretrained(Path(__file__).parents[2] / "golden" / "tokenizer")

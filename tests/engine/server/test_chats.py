@@ -19,7 +19,7 @@ import pytest
 
 from jaxrl.inference.endpoint import GenerateRequest
 from tests.engine.server.scripted import Served, served
-from tests.inference.styles import ADD, renderer_of
+from tests.inference.rendering.styles import ADD, renderer_of
 
 RENDERER = renderer_of("chatml")
 END = RENDERER.turn_end_id

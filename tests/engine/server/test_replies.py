@@ -13,7 +13,7 @@ from jaxrl.engine.server.bodies import Job, Kind
 from jaxrl.engine.server.chats import Chats
 from jaxrl.engine.server.replies import ReplyWriter
 from jaxrl.engine.slots import SampledTokens
-from jaxrl.inference.conversations import ConversationMemory
+from jaxrl.inference.chat.conversations import ConversationMemory
 from jaxrl.inference.endpoint import FinishReason, Generation, TokenSampling
 from jaxrl.inference.rendering import Renderer
 

@@ -12,10 +12,10 @@ import pytest
 
 from jaxrl.engine.server.chats import Chats
 from jaxrl.engine.server.tokenizing import MAX_DECODED_IDS, Tokenizing
-from jaxrl.inference.conversations import ConversationMemory
-from jaxrl.inference.known_models import load_renderer
-from jaxrl.inference.refusals import Refusal
+from jaxrl.inference.chat.conversations import ConversationMemory
+from jaxrl.inference.chat.refusals import Refusal
 from jaxrl.inference.rendering import Renderer
+from jaxrl.inference.rendering.known_models import load_renderer
 
 RENDERER = Renderer.from_pretrained(Path(__file__).parents[2] / "golden" / "tokenizer")
 TOKENIZING = Tokenizing(RENDERER, "small", vocab_size=RENDERER.num_ids + 8, window=32)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from jaxrl.envs.agent.bodies import Told, read_ask, retry_headers, stream_body, whole_body
-from jaxrl.inference.refusals import Refusal
+from jaxrl.inference.chat.refusals import Refusal
 
 CHAT = [{"role": "user", "content": "q"}]
 TOOL = {"type": "function", "function": {"name": "add"}}

@@ -25,7 +25,7 @@ from jaxrl.inference.endpoint import GenerateRequest
 from jaxrl.types import Rollout
 from tests.envs.policies import make_rollout, open_session, path_ids
 from tests.fakes import ScriptedEndpoint
-from tests.inference.styles import ADD, renderer_of
+from tests.inference.rendering.styles import ADD, renderer_of
 
 STYLE = renderer_of("qwen3")
 END = STYLE.turn_end_id

@@ -20,7 +20,7 @@ from jaxrl.envs.tools.environment import WARN_AFTER_REPLIES, ToolEnvironment, to
 from jaxrl.envs.tools.tool import Tool
 from jaxrl.envs.tools.toolbox import Toolbox
 from jaxrl.envs.transcript import Window
-from jaxrl.inference.tool_calls import call_text
+from jaxrl.inference.rendering.tool_calls import call_text
 from jaxrl.types import Rollout
 from tests.envs.policies import RENDERER, ids_of, make_rollout, open_session, saying
 from tests.fakes import ScriptedEndpoint

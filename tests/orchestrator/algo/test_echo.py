@@ -23,7 +23,7 @@ from jaxrl.orchestrator.groups import OpenGroup
 from jaxrl.orchestrator.sources import PolicySource
 from jaxrl.types import Boundary, Group, Node, Rollout, Task
 from tests.fakes import ScriptedPool, ToyEnv
-from tests.inference.styles import STYLES, ids_of, renderer_of, user
+from tests.inference.rendering.styles import STYLES, ids_of, renderer_of, user
 from tests.orchestrator.algo.crediting import credit
 from tests.orchestrator.test_sink import _sink
 from tests.orchestrator.wiring import make_env, renderer
