@@ -74,21 +74,22 @@ def test_a_model_is_made_again_only_with_other_settings_and_then_replaces_the_ol
 
 
 def test_tool_conversations_are_those_of_the_tool_configurations_and_train_only_what_the_policy_says() -> None:
-    maker, renderer = prepare.load_maker(), Renderer.from_pretrained(prepare.START_MODEL)
+    maker, start = prepare.load_maker(), Renderer.from_pretrained(prepare.START_MODEL)
+    renderer = Renderer(start.tokenizer, prepare.TOOLS_TEMPLATE.strip(), start.stop_ids)
     grpo, echo = (load_config(ROOT / "configs" / "algorithms" / f"{name}.toml").orchestrator for name in ("tools_grpo", "echo"))
     env = grpo.train.env[0]
     assert isinstance(env, ToolsEnvConfig) and echo.train == grpo.train and echo.eval == grpo.eval
-    assert (env.system_prompt, env.calculator_name, env.calculator_argument) == (prepare.TOOL_SYSTEM, "calc", "expr")
+    tools = build_environment(env.model_copy(update={"num_tasks": 10, "split": "all"})).tools
     for share in (0.0, 1.0):
         for document in itertools.islice(prepare.tool_conversations(maker, random.Random(1), share), 20):
             text, trained = "".join(span for span, _ in document), [span for span, is_trained in document if is_trained]
             question = text.split("<|im_start|>user\n")[1].split("<|im_end|>")[0]
-            told: list[dict[str, str]] = [{"role": "system", "content": env.system_prompt}, {"role": "user", "content": question}]
+            told = [{"role": "user", "content": question}]
             answer = trained[-1].removesuffix("<|im_end|>")
             assert eval(maker.expression_of(question)) == int(answer) and len(trained) == 1 + (share == 1)
             if share:
                 told += [{"role": "assistant", "content": trained[0].removesuffix("<|im_end|>")}, {"role": "tool", "content": answer}]
-            prompt = renderer.open_turn(None, told).text
+            prompt = renderer.open_turn(None, told, tools=tools).text
             assert prompt + f"{answer}<|im_end|>\n" == text
 
 
@@ -110,3 +111,23 @@ def test_the_tools_start_model_is_made_once_with_the_same_settings(tmp_path: Pat
     monkeypatch.setattr(prepare, "TOOLS_START", {**prepare.TOOLS_START, "called_share": 0.25})
     prepare.make_tools_start(out, QUIET)
     assert len(fits) == 2 and json.loads((out / "made.json").read_text())["called_share"] == 0.25
+
+
+def test_the_template_of_the_tools_start_model_writes_tools_and_calls_and_is_the_start_models_without_them() -> None:
+    start = Renderer.from_pretrained(prepare.START_MODEL)
+    renderer = Renderer(start.tokenizer, prepare.TOOLS_TEMPLATE.strip(), start.stop_ids)
+    call = {"id": "1", "type": "function", "function": {"name": "calc", "arguments": {"expr": "1 + 1"}}}
+    told = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "1 + 1 ="},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "2"},
+    ]
+    parameters = {"type": "object", "properties": {"expr": {"type": "string"}}}
+    schema = {"type": "function", "function": {"name": "calc", "parameters": parameters}}
+    assert renderer.writes_tools and renderer.prompt_text(told, tools=[schema]) == (
+        "<|im_start|>system\nTool: calc(expr)\nBe brief.<|im_end|>\n<|im_start|>user\n1 + 1 =<|im_end|>\n"
+        '<|im_start|>assistant\n<tool_call>\n{"name": "calc", "arguments": {"expr": "1 + 1"}}\n</tool_call><|im_end|>\n'
+        "<|im_start|>user\n<tool_response>2</tool_response><|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert renderer.prompt_text(told[:2]) == start.prompt_text(told[:2])

@@ -39,7 +39,31 @@ HINTED_START = {"steps": 700, "hinted_share": 0.4}
 TOOLS_START = {"steps": 280, "lr": 1e-3, "seed": 0, "called_share": 0.5}
 """The start model after demonstrations of the tools environment, of which half answer at once: it knows how to call, not that it should."""
 TOOL_SYSTEM = "Tool: calc(expr)"
-"""What those of its documents that call a tool began with."""
+"""How the start model was told of its tool, in a system message; its template tells of any tools like that."""
+TOOLS_TEMPLATE = r"""
+{%- if tools -%}
+  {{- '<|im_start|>system\n' -}}
+  {%- for tool in tools -%}
+    {{- 'Tool: ' + tool.function.name + '(' + (tool.function.parameters.properties | list | join(', ')) + ')' -}}
+    {%- if not loop.last -%}{{- '\n' -}}{%- endif -%}
+  {%- endfor -%}
+  {%- if messages[0].role == 'system' -%}{{- '\n' + messages[0].content -}}{%- endif -%}
+  {{- '<|im_end|>\n' -}}
+{%- endif -%}
+{%- for message in messages -%}
+  {%- if message.role == 'tool' -%}
+    {{- '<|im_start|>user\n<tool_response>' + message.content + '</tool_response><|im_end|>\n' -}}
+  {%- elif not (tools and loop.first and message.role == 'system') -%}
+    {{- '<|im_start|>' + message.role + '\n' + (message.content or '') -}}
+    {%- for call in message.tool_calls or [] -%}
+      {{- '<tool_call>\n' + ({'name': call.function.name, 'arguments': call.function.arguments} | tojson) + '\n</tool_call>' -}}
+    {%- endfor -%}
+    {{- '<|im_end|>\n' -}}
+  {%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\n' -}}{%- endif -%}
+"""
+"""The start model's chat template, and what it lacks: tools, and calls of them."""
 
 
 def load_maker() -> Any:
@@ -104,6 +128,7 @@ def make_tools_start(out: Path, console: Console) -> None:
     params = maker.fit(model, params, samples, TOOLS_START["steps"], TOOLS_START["lr"], console, rows=maker.ROWS_WITH_HINTS)
     shutil.rmtree(out, ignore_errors=True)
     save_pretrained(model, params, out, tokenizer_dir=START_MODEL)
+    (out / "chat_template.jinja").write_text(TOOLS_TEMPLATE.strip(), encoding="utf-8")
     measured.write_text(json.dumps(TOOLS_START) + "\n", encoding="utf-8")
     console.print(f"saved {out}")
 
