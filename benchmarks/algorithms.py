@@ -88,7 +88,7 @@ PLANS = {
     "sft_demonstrations": Plan((0,), (Panel(CE, "NLL of the demonstrations, nats per token"), NLL_PANEL, SUCCESS_PANEL)),
     "opd": Plan((0,), (KL_PANEL, REWARD_PANEL, SUCCESS_PANEL), True),
     "tools_grpo": Plan((0, 1), (REWARD_PANEL, TOOLS_PANEL)),
-    "echo": Plan((0, 1), (REWARD_PANEL, TOOLS_PANEL, Panel(CE, "NLL of the tool's answers, nats per token"))),
+    "echo": Plan((0, 1), (REWARD_PANEL, TOOLS_PANEL, Panel(CE, "NLL of the tool's results, nats per token"))),
     "self_distill": Plan((0, 1), (KL_PANEL, REWARD_PANEL, SUCCESS_PANEL)),
     "mixed_grpo_opd": Plan(
         (0,),

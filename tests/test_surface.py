@@ -36,6 +36,7 @@ ALGORITHMS = {
 
 METRICS = (
     *("rollout/reward/mean", "rollout/reward/mean/<env>", "rollout/completion_tokens/mean", "rollout/error_frac", "rollout/truncated_frac"),
+    *("rollout/num_turns/mean", "rollout/num_turns/mean/<env>"),
     *("group/zero_signal_frac", "ledger/<bucket>", "policy/version", "policy/staleness_steps/mean", "policy/staleness_steps/max"),
     *("loss/total", "loss/rl", "loss/ce", "loss/ref_kl", "tokens/rl", "tokens/ce", "tokens/ref_kl"),
     *("mismatch/kl/mean", "mismatch/ratio/max", "entropy/mean"),

@@ -1,6 +1,6 @@
 """What checks play with instead of a model: a session that says what it was told to, and the algorithm that a run would build.
 
-In: an examination, an environment. Out: rollouts without tokens, and how long their prompts were. Whatever an environment does
+In: an examination, an environment. Out: rollouts of replies alone, and how long their prompts were. Whatever an environment does
 meanwhile becomes data, and ends within a deadline. It judges nothing.
 """
 
@@ -20,7 +20,7 @@ from jaxrl.inference.rendering import Renderer, RenderState
 from jaxrl.orchestrator.algo import Algorithm, AlgorithmContext, build_algorithm
 from jaxrl.orchestrator.connections import UnservedPolicy
 from jaxrl.tasks import task_of
-from jaxrl.types import Rollout
+from jaxrl.types import Node, Rollout
 
 PROBED_TASKS = 16
 """Tasks of each environment that are played."""
@@ -33,13 +33,15 @@ class OneReply:
 
     Args:
       renderer: messages to ids, with the policy's tokenizer.
+      rollout: where its replies are recorded, and nothing else: what rewards each turn must know how many there were.
       said: the text; with one for each turn, the last one answers all further turns too.
     """
 
-    def __init__(self, renderer: Renderer, said: Demonstration = "") -> None:
+    def __init__(self, renderer: Renderer, rollout: Rollout, said: Demonstration = "") -> None:
         self.lengths: list[int] = []
         """Tokens of each prompt."""
         self._renderer = renderer
+        self._rollout = rollout
         self._said = demonstrated_turns(said) or ("",)
         self._state: RenderState | None = None
         self._num_turns = 0
@@ -52,6 +54,8 @@ class OneReply:
         written = self._renderer.encode(text, add_special_tokens=False)
         self._state = self._renderer.close_turn(turn, np.append(written, self._renderer.turn_end_id))
         self._num_turns += 1
+        node = Node(None, "assistant", text, written, sampled=True, num_sampled=len(written), source="demonstrations")
+        self._rollout.nodes.append(node)
         said = self._state.reply
         return Reply(text, is_stopped=True, num_tokens=0, content=said.content, reasoning=said.reasoning, tool_calls=said.tool_calls)
 
@@ -89,7 +93,8 @@ async def play_empty(exam: Examination, env: Environment) -> list[tuple[Rollout,
     """
 
     async def play(spec: TaskSpec) -> tuple[Rollout, list[int]]:
-        session, rollout = OneReply(exam.renderer), rollout_of(env, spec)
+        rollout = rollout_of(env, spec)
+        session = OneReply(exam.renderer, rollout)
         await play_rollout(env, rollout, session, PLAY_DEADLINE_S)
         return rollout, session.lengths
 

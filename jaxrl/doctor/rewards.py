@@ -37,7 +37,7 @@ async def _look(exam: Examination, env_config: EnvBase, env: Environment, kind: 
     for what, reply in replies.items():
         if reply is not None:
             scored[what] = rollout = rollout_of(env, spec)
-            await play_rollout(env, rollout, OneReply(exam.renderer, reply), env_config.rollout_deadline_s)
+            await play_rollout(env, rollout, OneReply(exam.renderer, rollout, reply), env_config.rollout_deadline_s)
     for what, rollout in scored.items():
         if rollout.failure is not None:
             hint = "such replies have no reward, and are left out of their groups" if rollout.failure.boundary is Boundary.GRADER else ""

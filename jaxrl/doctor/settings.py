@@ -6,14 +6,22 @@ import asyncio
 from typing import Literal, NamedTuple
 
 from jaxrl.config.env import EnvBase
+from jaxrl.config.schema import values_named
 from jaxrl.doctor.examination import Examination
 from jaxrl.doctor.finding import Finding, Level, bad, good, joined, warning
 from jaxrl.doctor.probes import play_empty
 from jaxrl.envs.base import Environment
+from jaxrl.envs.hooks import imported
+from jaxrl.errors import ConfigError
 
 
 def check_config(exam: Examination) -> Finding:
-    """The configuration loaded; say what the run is."""
+    """The configuration loaded, and what it names by import path is there; say what the run is."""
+    for key, path in values_named("import_path", exam.config):
+        try:
+            imported(path, f"`{key}`={path!r}")
+        except ConfigError as error:
+            return bad(str(error))
     config, settings = exam.config, exam.config.orchestrator
     size = f"{settings.rollouts_per_step} rollouts" if settings.rollouts_per_step else f"{settings.token_batch_size} tokens"
     return good(

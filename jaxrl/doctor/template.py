@@ -21,7 +21,8 @@ def check_template(exam: Examination) -> Finding:
     if found.continued:
         text += f", each turn continues the one before ({', '.join(found.continued)})"
     if found.rewritten:
-        dropped = ", ".join(f"{kind}: {difference}" for kind, difference in found.rewritten.items())
+        (kind, difference), *others = found.rewritten.items()
+        dropped = f"{kind}: {difference}" + (f", and {len(others)} more" if others else "")
         text += f", but a later turn rewrites history and starts a new branch ({dropped})"
     if found.refused:
         text += f", and refuses some conversations ({', '.join(found.refused)})"

@@ -5,8 +5,9 @@ In: tasks, the hooks, a budget. Out: an `Environment`. Tokens are the session's 
 
 from __future__ import annotations
 
+import difflib
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +18,8 @@ from jaxrl.errors import EnvError, GraderError, PromptTooLongError
 
 Said = str | Sequence[Message]
 """What the world says: messages, or a text, which is one message of the user."""
+ROLES = ("system", "user", "assistant", "tool")
+"""Who may have said a message: a template takes any other word too, and the policy would read what nobody meant."""
 
 
 @dataclass(slots=True)
@@ -131,9 +134,10 @@ class ChatEnvironment:
     async def _converse(self, episode: Episode) -> str:
         """Play turns until the environment or a limit ends it; return the stop reason."""
         started_s = self._clock()
-        said = await self._call(self.reset, episode)
+        said, hook = await self._call(self.reset, episode), "reset"
         while True:
             messages = [{"role": "user", "content": said}] if isinstance(said, str) else said
+            self._check_roles(messages, hook)
             try:
                 reply = await episode.session.ask(messages, tools=self.tools)
             except PromptTooLongError:
@@ -147,9 +151,19 @@ class ChatEnvironment:
             if limit := self._limit(episode, self._clock() - started_s):
                 episode.is_truncated = True
                 return limit
-            said = await self._call(self.reply, episode)
+            said, hook = await self._call(self.reply, episode), "reply"
             if not said:
                 raise EnvError(f"env {self.name!r}: `reply` returned no message; end a conversation in `done`")
+
+    def _check_roles(self, messages: Any, hook: str) -> None:
+        """Refuse a role that there is not; any other mistake is found where messages are rendered."""
+        for index, message in enumerate(messages if isinstance(messages, Sequence) else ()):
+            role = message.get("role") if isinstance(message, Mapping) else None
+            if isinstance(role, str) and role not in ROLES:
+                near = difflib.get_close_matches(role, ROLES, n=1)
+                hint = f"; did you mean {near[0]!r}?" if near else ""
+                where = f"env {self.name!r}: message {index} of `{hook}`"
+                raise EnvError(f"{where}: `role` must be one of {', '.join(ROLES)}, got {role!r:.100}{hint}")
 
     def _limit(self, episode: Episode, duration_s: float) -> str | None:
         """Return the limit that is reached, if one is."""

@@ -117,9 +117,10 @@ class Transcript:
 
     @property
     def where(self) -> str:
-        """The place in the run, for messages."""
+        """The place in the run, for messages: people count turns from 1, as `jaxrl.rollouts` does."""
         rollout = self.rollout
-        return f"env {rollout.env_name!r}, task {rollout.task.id!r}, turn {self.turn}"
+        line = "" if self.is_main else f" of sub-conversation {'.'.join(str(begun + 1) for begun in self._line)}"
+        return f"env {rollout.env_name!r}, task {rollout.task.id!r}, turn {self.num_turns + 1}{line}"
 
     def fork(self) -> Transcript:
         """Return a conversation that goes on from here, beside this one."""

@@ -164,6 +164,7 @@ def _row(rollout: Rollout, index: int, version: int) -> dict[str, Any]:
         "error": None if failure is None else asdict(failure),
         **conversation_record(rollout),
         "text": rollout.completion_text,
+        "metrics": dict(rollout.metrics),
         "turns": rollout.num_turns,
         "completion_tokens": rollout.num_completion_tokens,
         "is_truncated": rollout.is_truncated,

@@ -23,9 +23,10 @@ def score_rows(rows: Sequence[Mapping[str, Any]], success_threshold: float) -> d
     Returns:
       `n_planned`, `n_scored`, `n_error`, and `n_other_version` (rollouts with a token of another version than the one
       that was held, after a hold ran past its deadline); `success_rate` and `mean_reward` over the scored rollouts;
-      `mean_completion_tokens` and `truncated_frac` over the rollouts that did not fail. `demonstration_nll`, where
+      `mean_completion_tokens`, `mean_num_turns` and `truncated_frac` over the rollouts that did not fail; the mean of
+      each number in `metrics` over those of them that have it, under its own name. `demonstration_nll`, where
       rows tell what the policy says of the tasks' demonstrations: nats per token, over all of their tokens, and
-      `n_demonstrations`. A mean over nothing is absent.
+      `n_demonstrations`. A mean over nothing is absent. A score keeps its name against a number that is called alike.
 
     Example:
       >>> row = {"status": "ok", "reward": 1.0, "completion_tokens": 3, "is_truncated": False, "version": 0,
@@ -46,10 +47,21 @@ def score_rows(rows: Sequence[Mapping[str, Any]], success_threshold: float) -> d
         scores["mean_reward"] = float(np.mean(rewards))
     if played:
         scores["mean_completion_tokens"] = float(np.mean([row["completion_tokens"] for row in played]))
+        if turns := [row["turns"] for row in played if "turns" in row]:
+            scores["mean_num_turns"] = float(np.mean(turns))
         scores["truncated_frac"] = float(np.mean([row["is_truncated"] for row in played]))
     shown = [row for row in rows if row.get("demonstration_tokens")]
     if shown:
         num_tokens = sum(row["demonstration_tokens"] for row in shown)
         scores["demonstration_nll"] = float(sum(row["demonstration_nll"] for row in shown) / num_tokens)
         scores["n_demonstrations"] = float(len(shown))
-    return scores
+    return _means_of_reported(played) | scores
+
+
+def _means_of_reported(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return the mean of each number that rows report, over the rows that have it."""
+    reported: dict[str, list[float]] = {}
+    for row in rows:
+        for name, value in row.get("metrics", {}).items():
+            reported.setdefault(name, []).append(value)
+    return {name: float(np.mean(values)) for name, values in reported.items()}

@@ -71,7 +71,8 @@ def resolve_model_directory(name: str | os.PathLike[str], files: Literal["config
     if hub_name is None or Path(path.parts[0]).is_dir():
         raise ModelLoadError(
             f"`{name}` is not a directory on this machine (seen from {Path.cwd()}), and it is not taken for a name on the Hugging Face "
-            "hub, which is `org/name` or `org/name@revision`. Correct the path, or name a model of the hub."
+            "hub, which is `org/name` or `org/name@revision`. Correct the path, make the model (the head of a shipped configuration says "
+            "with which command), or name a model of the hub."
         )
     return _fetch(hub_name["repo"], hub_name["revision"], _PATTERNS[files])
 

@@ -18,8 +18,12 @@ from concurrent.futures import Future
 from jaxrl.blame import blame
 from jaxrl.errors import DeadlineError, RunFailedError
 from jaxrl.launch.arrays import STOP_DEADLINE_S
+from jaxrl.launch.standstill import STANDSTILL_S, StandstillWatch
 
 logger = logging.getLogger(__name__)
+
+ABANDON_DEADLINE_S = 5.0
+"""How long a process that is told to end a second time stays to say why."""
 
 
 def in_thread(call: Callable[[], None], name: str) -> Future[None]:
@@ -39,14 +43,20 @@ def in_thread(call: Callable[[], None], name: str) -> Future[None]:
     return future
 
 
-async def side_by_side(playing: Awaitable[None], training: Future[None]) -> None:
+async def side_by_side(playing: Awaitable[None], training: Future[None], *, standstill_s: float = STANDSTILL_S) -> None:
     """Wait for both arms to end, and raise what the asyncio arm raised, or else what the trainer raised.
 
     A trainer that fails reaches the asyncio arm through the channel, so that one's failure is the first; what follows from it
     on the other side is logged.
+
+    Args:
+      playing: the asyncio arm.
+      training: the trainer, in its thread.
+      standstill_s: say where the event loop stands once it has not ticked for so long, in seconds.
     """
     try:
-        await playing
+        with StandstillWatch(standstill_s):
+            await playing
     except BaseException as first:
         try:
             await _settle(training)
@@ -109,23 +119,52 @@ def _restoring_signals() -> Iterator[tuple[signal.Signals, ...]]:
 
 
 @contextlib.contextmanager
-def ctrl_c(request_stop: Callable[[], None], say: Callable[[str], None], abandon: Callable[[], None]) -> Iterator[None]:
-    """Let the first Ctrl-C (or SIGTERM) stop the run in order, and the second one end the process at once."""
+def ctrl_c(
+    request_stop: Callable[[], None],
+    say: Callable[[str], None],
+    abandon: Callable[[], None],
+    *,
+    abandon_deadline_s: float = ABANDON_DEADLINE_S,
+) -> Iterator[None]:
+    """Let the first Ctrl-C (or SIGTERM) stop the run in order, and the second one end the process at once, even if the loop stands still.
+
+    Args:
+      request_stop: asks for the stop; called in the event loop.
+      say: shows a line; likewise.
+      abandon: writes what is to be left behind; called in a thread of its own.
+      abandon_deadline_s: how long the process stays for that, in seconds.
+    """
     loop = asyncio.get_running_loop()
     is_asked = False
+    num_signals = 0
 
     def stop() -> None:
         nonlocal is_asked
-        if is_asked:
-            abandon()
+        if not is_asked:
+            is_asked = True
+            say("stopping: finishing the running step and saving; Ctrl-C again ends at once")
+            request_stop()
+
+    def count(number: int, frame: object) -> None:
+        nonlocal num_signals
+        del number, frame
+        num_signals += 1
+        if num_signals < 2:
+            return
+        try:
+            # In another thread: the signal may have caught this one with a lock in its hands that the report needs.
+            leaving = threading.Thread(target=abandon, name="abandon", daemon=True)
+            leaving.start()
+            leaving.join(abandon_deadline_s)
+        finally:
             os._exit(130)
-        is_asked = True
-        say("stopping: finishing the running step and saving; Ctrl-C again ends at once")
-        request_stop()
 
     with _restoring_signals() as signals:
         for number in signals:
+            # The loop is woken by each signal and calls `stop`. Python calls `count` between two steps of the main thread, or when a
+            # signal breaks into its wait for a socket, whatever the loop does.
             loop.add_signal_handler(number, stop)
+            signal.signal(number, count)
         try:
             yield
         finally:

@@ -13,6 +13,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+_COUNTS = {"ce/nll/mean": "tokens/ce", "ref_kl/log_ratio/mean": "tokens/ref_kl"}
+"""What a mean is over, for the metrics that are of no use without."""
+
 
 class MetricSums(NamedTuple):
     """Metrics of a part of a step, by name; a pytree of scalars. One program always has the same names."""
@@ -58,3 +61,13 @@ def finish_metrics(sums: MetricSums) -> dict[str, jax.Array]:
     """
     means = {name: numerator / jnp.maximum(count, 1) for name, (numerator, count) in sums.means.items()}
     return {**sums.totals, **means, **sums.maxima}
+
+
+def measured(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Leave out the means over the tokens of a component that has none in the step: 0.0 would look like a perfect fit.
+
+    Example:
+      >>> measured({"tokens/ce": 0.0, "ce/nll/mean": 0.0, "tokens/ref_kl": 2.0, "ref_kl/log_ratio/mean": 0.0})
+      {'tokens/ce': 0.0, 'tokens/ref_kl': 2.0, 'ref_kl/log_ratio/mean': 0.0}
+    """
+    return {name: value for name, value in metrics.items() if metrics.get(_COUNTS.get(name, ""), 1) > 0}

@@ -23,6 +23,8 @@ MAX_LINES = 40
 _STYLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "yellow"}
 _MAX_NAMED = 4
 """More branches than these are counted and not named."""
+_MUCH_SCAFFOLD = 16
+"""Of a message with more tokens of the chat template than these it is said: a description of tools, a system message of its own."""
 _LEAST_WIDTH = 20
 """Text is never wrapped to less than this, however deep branches lie."""
 _UNSAFE = {"Cc", "Cf", "Cs", "Zl", "Zp"}
@@ -115,7 +117,7 @@ def _node_header(node: Node, number: int | None, reward: float | None) -> Text:
     role = str(node.get("role", "?"))
     facts = [
         f"turn {number:,}" if number is not None else "told again" if node.get("retold") else "given" if role == "assistant" else "",
-        _counted(node.get("num_sampled", node["num_tokens"]), "token") if "num_tokens" in node else "",
+        _size(node),
         "" if reward is None else f"reward {reward:g}",
         f"written by {node['source']}" if node.get("source", "policy") != "policy" else "",
         {"length": "cut by the token limit", "cancelled": "cancelled"}.get(str(node.get("finish_reason")), ""),
@@ -123,6 +125,15 @@ def _node_header(node: Node, number: int | None, reward: float | None) -> Text:
     name = f" {node['name']}" if node.get("name") else ""
     spelled = harmless(role + name).replace("\n", "\\n")
     return Text.assemble((spelled, f"bold {_STYLES.get(role, 'white')}"), ("".join(f" · {fact}" for fact in facts if fact), "dim"))
+
+
+def _size(node: Node) -> str:
+    """Return how many tokens a node has and, where that is many, how many of them the chat template wrote."""
+    if "num_tokens" not in node:
+        return ""
+    num_scaffold = node["num_tokens"] - node.get("num_content_tokens", node["num_tokens"])
+    told = f", {num_scaffold:,} of the template" if num_scaffold > _MUCH_SCAFFOLD else ""
+    return _counted(node.get("num_sampled", node["num_tokens"]), "token") + told
 
 
 def _body(node: Node, is_full: bool, room: int | None) -> Iterator[Text]:

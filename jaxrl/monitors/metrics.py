@@ -11,6 +11,7 @@ REWARD_MEAN = "rollout/reward/mean"
 REWARD_TRAINED_MEAN = "rollout/reward/trained_mean"
 COMPLETION_TOKENS_MEAN = "rollout/completion_tokens/mean"
 STALE_COMPLETION_TOKENS_MEAN = "rollout/completion_tokens/stale_mean"
+NUM_TURNS_MEAN = "rollout/num_turns/mean"
 ERROR_FRAC = "rollout/error_frac"
 TRUNCATED_FRAC = "rollout/truncated_frac"
 ZERO_SIGNAL_FRAC = "group/zero_signal_frac"
@@ -41,6 +42,8 @@ MEANINGS: dict[str, str] = {
     COMPLETION_TOKENS_MEAN: "sampled tokens per rollout, whoever played it",
     f"{COMPLETION_TOKENS_MEAN}/<env>": "the same for one environment",
     STALE_COMPLETION_TOKENS_MEAN: "sampled tokens per rollout, of those that were dropped as stale",
+    NUM_TURNS_MEAN: "replies of the policy per rollout, those of its forks included",
+    f"{NUM_TURNS_MEAN}/<env>": "the same for one environment",
     ERROR_FRAC: "share of rollouts that failed; they have no reward and are in no mean",
     TRUNCATED_FRAC: "share of rollouts that a token or turn limit cut",
     ZERO_SIGNAL_FRAC: "share of the groups with rl credit whose advantages are all exactly 0 and that no other component trains on",
@@ -69,8 +72,8 @@ MEANINGS: dict[str, str] = {
     "trust_region/rl/dropped_low_frac": "share of rl members dropped because their probability fell too far",
     "trust_region/ref_kl/dropped_frac": "share of ref_kl members that the trust region drops",
     CE_NLL_MEAN: "mean negative logprob of ce members at temperature 1, in nats, whatever they weigh: of replies under `sft`, "
-    "of observations under `echo`",
-    REF_LOG_RATIO_MEAN: "mean of reference minus trainer logprob over ref_kl members",
+    "of observations under `echo`; left out where there are none",
+    REF_LOG_RATIO_MEAN: "mean of reference minus trainer logprob over ref_kl members; left out where there are none",
     "entropy/mean": "mean entropy of the tempered policy on tokens of the loss mask, in nats",
     ADVANTAGE_MEAN: "mean over rollouts of their mean advantage",
     ADVANTAGE_MIN: "smallest of the rollouts' mean advantages",
@@ -107,6 +110,8 @@ MEANINGS: dict[str, str] = {
     "env/<env>/<metric>": "mean of a number that the environment, the session or the algorithm reports of a rollout, such as `forks` or "
     "`tools/calls`, over the step's rollouts that have it and did not fail",
     "eval/<env>/<score>": "a score of an evaluation; step 0 is the base policy",
+    "eval/<env>/<metric>": "mean of a number that the environment or the session reports of a rollout, such as `tools/calls`, over the "
+    "rollouts of the evaluation that have it and did not fail",
 }
 """Every metric that a run may report, with its meaning; `<...>` stands for a name."""
 
@@ -119,6 +124,11 @@ def reward_mean(env_name: str) -> str:
 def completion_tokens_mean(env_name: str) -> str:
     """Return the name of one environment's mean number of sampled tokens."""
     return f"{COMPLETION_TOKENS_MEAN}/{env_name}"
+
+
+def num_turns_mean(env_name: str) -> str:
+    """Return the name of one environment's mean number of replies."""
+    return f"{NUM_TURNS_MEAN}/{env_name}"
 
 
 def member_tokens(component: str, env_name: str) -> str:

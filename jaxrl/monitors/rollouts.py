@@ -104,6 +104,8 @@ def _call_record(call: ToolCall) -> dict[str, Any]:
 
 def _node_record(node: Node) -> dict[str, Any]:
     record = {"parent": node.parent, **_message_record(node), "num_tokens": len(node.token_ids)}
+    if node.is_content is not None and not node.sampled:
+        record["num_content_tokens"] = int(node.is_content.sum())
     if node.sampled:
         record |= {"sampled": True, "num_sampled": node.num_sampled, "finish_reason": node.finish_reason}
     if node.is_retold:

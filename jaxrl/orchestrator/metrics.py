@@ -83,9 +83,11 @@ class StepTally:
         values |= _mean(names.REWARD_TRAINED_MEAN, [r.score for r in scored if r.bucket == Bucket.TRAINED])
         played = [r for r in decided if r.failure is None]
         values |= _mean(names.COMPLETION_TOKENS_MEAN, [r.num_completion_tokens for r in played])
+        values |= _mean(names.NUM_TURNS_MEAN, [r.num_turns for r in played])
         for env_name in dict.fromkeys(r.env_name for r in played):
             tokens = [r.num_completion_tokens for r in played if r.env_name == env_name]
             values |= _mean(names.completion_tokens_mean(env_name), tokens)
+            values |= _mean(names.num_turns_mean(env_name), [r.num_turns for r in played if r.env_name == env_name])
         values |= _means_of_reported(played)
         # Beside the mean of all: staleness that takes the long ones shows here.
         stale = [r for r in decided if r.bucket == Bucket.STALE]

@@ -28,6 +28,7 @@ from jaxrl.blame import blame, failing_in
 from jaxrl.config.trainer import TrainerConfig
 from jaxrl.devices import DeviceThread
 from jaxrl.errors import CheckpointError, DeadlineError, RunFailedError
+from jaxrl.losses import measured
 from jaxrl.models.transformer import Params
 from jaxrl.trainer.checkpoint import Checkpointer
 from jaxrl.trainer.compiles import num_cache_hits, num_compiles
@@ -297,7 +298,7 @@ class Trainer:
         self._state, metrics = self._programs.apply(self._state, accumulator)
         self._step += 1
         memory = memory_metrics(self._programs.mesh.local_devices)
-        return memory | {name: float(value) for name, value in jax.device_get(metrics).items()}
+        return memory | measured({name: float(value) for name, value in jax.device_get(metrics).items()})
 
     def _save(self, parts: dict[str, bytes]) -> Path:
         assert self._checkpointer is not None

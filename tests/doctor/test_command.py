@@ -10,9 +10,10 @@ import pytest
 
 from jaxrl import doctor
 from jaxrl.doctor.examination import Examination
-from jaxrl.doctor.finding import Finding
+from jaxrl.doctor.finding import Finding, Level
+from jaxrl.doctor.settings import check_config
 from jaxrl.errors import ConfigError
-from tests.doctor.patients import ModelDir, lines_of, questions_config
+from tests.doctor.patients import ModelDir, examine_run, lines_of, questions_config, tools_config
 from tests.e2e.runs import ROOT, SMALL, small_arguments
 
 CHEAP = ("config", "tokenizer", "template", "budgets", "rewards", "demonstrations", "endpoint", "head", "model")
@@ -121,3 +122,20 @@ def test_what_several_checks_need_is_told_once_by_its_cause_and_the_others_are_s
     assert first[:2] == ("FAIL", "rewards") and "rows.jsonl': there is no such file" in first[2]
     assert skipped == [("skip", name, "it needs what failed in the check of rewards") for name in ("budgets", "parity")]
     assert fine[:2] == ("ok", "config")
+
+
+REWARD = "reward = {type = 'python', import_path = 'tests.doctor.grading:fair'}"
+ECHO = "{type = 'echo', filter = {import_path = 'tests.doctor.grading:fair'}}"
+
+
+def test_an_import_path_that_leads_nowhere_is_found_by_the_check_of_the_configuration(tmp_path: Path) -> None:
+    def look(env: str, algo: str) -> Finding:
+        return examine_run(check_config, tools_config(tmp_path, env=env, algo=algo))
+
+    assert look(REWARD, ECHO).is_good
+    finding, key = look(REWARD, ECHO.replace("fair", "fairer")), "orchestrator.train.env.0.algo.filter.import_path"
+    assert finding.level is Level.BAD
+    assert finding.text.startswith(f"`{key}`='tests.doctor.grading:fairer' cannot be imported: AttributeError: ")
+    finding = look(REWARD.replace("tests.doctor.grading", "no_such_module"), ECHO)
+    assert finding.level is Level.BAD and finding.text.startswith("`orchestrator.train.env.0.reward.import_path`='no_such_module:fair'")
+    assert finding.text.endswith("it must be importable from where the run is started")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from jaxrl import launch
+from jaxrl.config.load import load_config
 from jaxrl.config.run import RunConfig
 from jaxrl.doctor.examination import Examination
 from jaxrl.doctor.finding import Finding, Level
@@ -18,7 +19,7 @@ from jaxrl.doctor.settings import check_budgets
 from jaxrl.envs.play import play_rollout
 from jaxrl.errors import ConfigError
 from jaxrl.launch import build_worlds
-from tests.doctor.patients import examine_run, questions_config, tools_config
+from tests.doctor.patients import MODEL, examine_run, questions_config, tools_config
 
 ROWS = [{"question": f"{n}+1=?", "answer": str(n + 1), "demonstration": str(n + 1)} for n in range(3)]
 
@@ -85,7 +86,7 @@ def test_the_worker_processes_end_with_the_examination(tmp_path: Path) -> None:
         check_rewards(exam)
         (env,), _ = exam.worlds
     rollout = rollout_of(env, env.tasks()[0])
-    asyncio.run(play_rollout(env, rollout, OneReply(exam.renderer), 5.0))
+    asyncio.run(play_rollout(env, rollout, OneReply(exam.renderer, rollout), 5.0))
     assert rollout.failure is not None and "its worker processes are closed" in rollout.failure.message
 
 
@@ -96,3 +97,23 @@ def test_a_demonstration_of_several_turns_is_played_with_the_tools_that_it_calls
     # Calls that the policy's parser does not read are never run.
     finding = examine_run(check_rewards, tools_config(tmp_path, env="demonstration_format = 'mistral'"))
     assert finding.level is Level.WARNING and "its demonstration is worth 0" in finding.text
+
+
+def test_an_environment_that_rewards_each_turn_is_good_whatever_the_number_of_turns(tmp_path: Path) -> None:
+    world = "type = 'feedback'\ndataset = 'chain_sum'\nnum_tasks = 20\nbudget = {max_turns = 3}\nturn_rewards = true"
+    settings = f"[orchestrator]\nmodel = {{name = '{MODEL}'}}\nsampling = {{max_tokens = 32}}\n"
+    text = f"{settings}[[orchestrator.train.env]]\n{world}\n[inference]\nmax_model_len = 256\n[trainer]\nrow_length = 256\n"
+    (tmp_path / "run.toml").write_text(text)
+    finding = examine_run(check_rewards, load_config(tmp_path / "run.toml", []))
+    assert finding.level is Level.GOOD, finding.text
+    assert "its demonstration is worth 1, nonsense is worth 0" in finding.text
+
+
+async def test_the_replies_of_every_conversation_of_a_probe_are_counted(tmp_path: Path) -> None:
+    with Examination(questions_config(tmp_path, ROWS)) as exam:
+        rollout = rollout_of(exam.worlds[0][0], {"id": "t"})
+        session = OneReply(exam.renderer, rollout, ["4", "5"])
+        question = [{"role": "user", "content": "hi"}]
+        said = [await begin().ask(question) for begin in (lambda: session, session.fork, session.restart)]
+    assert [reply.text for reply in said] == ["4", "5", "4"]
+    assert rollout.num_turns == 3 and [node.content for node in rollout.nodes] == ["4", "5", "4"]

@@ -287,3 +287,18 @@ async def test_what_the_policy_sampled_is_recorded_as_it_came_also_where_weights
     assert first.versions is not None and first.versions.tolist() == [0, 0, 0, 1, 1]
     assert second.versions is not None and second.versions.tolist() == [1] * 5
     np.testing.assert_array_equal(first.token_ids[-5:], [*ids_of("5555"), IM_END])
+
+
+@pytest.mark.parametrize("hook", ["reset", "reply"])
+async def test_a_role_that_there_is_not_is_told_in_words(hook: str) -> None:
+    env = guessing(**{hook: lambda episode: [{"role": "user", "content": "hi"}, {"role": "tools", "content": "4"}]})
+    rollout = await played(env, saying("5", "7"))
+    assert rollout.failure is not None and (rollout.failure.boundary, rollout.failure.type) == (Boundary.ENV, "EnvError")
+    assert rollout.failure.message == (
+        f"env 'guess': message 1 of `{hook}`: `role` must be one of system, user, assistant, tool, got 'tools'; did you mean 'tool'?"
+    )
+
+
+async def test_a_role_that_is_like_no_other_gets_no_guess() -> None:
+    rollout = await played(guessing(reset=lambda episode: [{"role": "moderator", "content": "hi"}]), saying("5"))
+    assert rollout.failure is not None and rollout.failure.message.endswith("got 'moderator'")

@@ -141,7 +141,7 @@ async def test_a_demonstration_that_only_begins_to_fit_is_an_error_and_no_conver
     num_prompt = len(RENDERER.open_turn(None, HI).prompt_ids)
     session = demonstrating(make_rollout(), ["11", "12"], window=num_prompt + 3)
     await session.ask(HI)
-    with pytest.raises(EnvError, match=r"turn 1: the prompt has .* which leaves no room for a reply"):
+    with pytest.raises(EnvError, match=r"turn 2: the prompt has .* which leaves no room for a reply"):
         await session.ask(HI)
 
 

@@ -9,7 +9,7 @@ import pytest
 from jaxrl.batching import rollout_to_samples
 from jaxrl.config.env import SamplingConfig
 from jaxrl.envs.session import PolicySession
-from jaxrl.errors import EnvError
+from jaxrl.errors import EnvError, PromptTooLongError
 from jaxrl.inference.endpoint import GenerateRequest, sampling_seed
 from jaxrl.inference.rendering import Renderer
 from jaxrl.types import Rollout
@@ -195,13 +195,26 @@ async def test_a_session_that_waits_for_a_reply_cannot_be_asked_and_can_be_after
     session = open_session(endpoint)
     asked = asyncio.create_task(session.ask([user("q")]))
     await asyncio.sleep(0)
-    with pytest.raises(EnvError, match=r"turn 0: the session was asked while it waits for a reply; `fork` it"):
+    with pytest.raises(EnvError, match=r"turn 1: the session was asked while it waits for a reply; `fork` it"):
         await session.ask([user("too soon")])
     assert (await asked).text == "A"
     endpoint.failure = RuntimeError("down")
     for _ in range(2):
         with pytest.raises(Exception, match="down"):
             await session.ask([user("again")])
+
+
+async def test_errors_count_turns_from_one_as_the_viewer_does_and_name_the_sub_conversation() -> None:
+    session = open_session(telling({"0": "A", "0.0": "B", "0.1.0": "C"}), window=60)
+    await session.ask([user("q")])
+    session.fork()
+    beside = session.fork()
+    with pytest.raises(PromptTooLongError, match=r"task 't', turn 2: the prompt has \d+ tokens"):
+        await session.ask([user("long " * 60)])
+    with pytest.raises(PromptTooLongError, match=r"task 't', turn 1 of sub-conversation 2: the prompt has"):
+        await beside.ask([user("long " * 60)])
+    with pytest.raises(PromptTooLongError, match=r"task 't', turn 1 of sub-conversation 2\.1: the prompt has"):
+        await beside.restart().ask([user("long " * 60)])
 
 
 async def test_a_question_that_was_not_answered_leaves_no_trace_and_may_be_asked_again() -> None:

@@ -36,7 +36,8 @@ class Sums:
         if odd == "hangs":
             await asyncio.sleep(60)
         reply = await session.ask([{"role": "user", "content": f"{spec['a']} + {spec['a']} ="}])
-        return Outcome(reward=None if odd == "unscored" else float(reply.text == str(2 * spec["a"])), is_truncated=not reply.is_stopped)
+        reward = None if odd == "unscored" else float(reply.text == str(2 * spec["a"]))
+        return Outcome(reward=reward, is_truncated=not reply.is_stopped, metrics={"sums/a": float(spec["a"])})
 
 
 def right_below_four(request: GenerateRequest, version: int) -> list[int]:
@@ -63,6 +64,7 @@ async def test_each_planned_episode_has_one_row_in_plan_order_and_scores_follow_
     assert rows[3]["text"] == "6" and rows[3]["messages"][-1] == {"role": "assistant", "content": "6"}
     assert [node["parent"] for node in rows[3]["nodes"]] == [None, 0] and rows[3]["nodes"][1]["sampled"] is True
     assert rows[3]["completion_tokens"] == 2 and rows[3]["token_versions"] == [0] and rows[3]["turns"] == 1
+    assert rows[3]["metrics"] == {"forks": 0.0, "sums/a": 3.0} and result.scores["sums/a"] == 2.5 and result.scores["mean_num_turns"] == 1.0
 
 
 async def test_errors_timeouts_and_unscored_episodes_have_rows_with_no_reward() -> None:

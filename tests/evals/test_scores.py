@@ -30,6 +30,21 @@ def test_means_are_over_what_they_speak_of() -> None:
     }
 
 
+def test_turns_and_what_rollouts_report_are_averaged_over_those_that_did_not_fail_and_have_them() -> None:
+    rows = [
+        row("ok", 1.0, turns=1, metrics={"tools/calls": 3.0, "forks": 2.0}),
+        row("unscored", turns=4, metrics={"tools/calls": 0.0}),
+        row("ok", 0.0, turns=1, metrics={}),
+        row("error", turns=9, metrics={"tools/calls": 100.0}),
+    ]
+    scores = score_rows(rows, 1.0)
+    assert (scores["mean_num_turns"], scores["tools/calls"], scores["forks"]) == (2.0, 1.5, 2.0)
+
+
+def test_a_reported_number_never_takes_the_place_of_a_score() -> None:
+    assert score_rows([row("ok", 1.0, metrics={"mean_reward": 7.0, "n_error": 7.0})], 1.0)["mean_reward"] == 1.0
+
+
 def test_a_mean_over_nothing_is_absent_rather_than_zero_or_nan() -> None:
     assert score_rows([row("error", token_versions=[])], 1.0) == {"n_planned": 1, "n_scored": 0, "n_error": 1, "n_other_version": 0}
     assert "success_rate" not in score_rows([row("unscored")], 1.0)

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import socket
 import threading
 
 import pytest
@@ -40,6 +41,43 @@ async def test_handlers_are_put_back_after_training(monkeypatch: pytest.MonkeyPa
         with ctrl_c(lambda: None, lambda _: None, lambda: None):
             assert signal.getsignal(signal.SIGINT) != before[0]
         assert [signal.getsignal(number) for number in numbers] == before
+
+
+async def test_the_first_ctrl_c_asks_for_a_stop_and_the_second_ends_a_loop_that_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+
+    def end(code: int) -> None:
+        done.append(f"exit {code}")
+        raise Exited
+
+    monkeypatch.setattr(os, "_exit", end)
+    ours, theirs = socket.socketpair()
+    run = ctrl_c(lambda: done.append("stop"), done.append, lambda: done.append("abandon"))
+    with ours, theirs, ended_at_once(lambda _: None, lambda: None), run:
+        signal.raise_signal(signal.SIGINT)
+        assert done == []
+        await asyncio.sleep(0.05)
+        (said, *rest) = done
+        assert "Ctrl-C again" in said and rest == ["stop"]
+        done.clear()
+        threading.Timer(0.1, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()
+        ours.settimeout(20)
+        with pytest.raises(Exited):
+            ours.recv(1)  # as a client that blocks; nobody writes
+    assert done == ["abandon", "exit 130"]
+
+
+async def test_a_report_that_hangs_does_not_keep_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    def end(code: int) -> None:
+        raise Exited
+
+    monkeypatch.setattr(os, "_exit", end)
+    held = threading.Lock()
+    run = ctrl_c(lambda: None, lambda _: None, lambda: held.acquire() and None, abandon_deadline_s=0.05)
+    with ended_at_once(lambda _: None, lambda: None), held, run:
+        signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(Exited):
+            signal.raise_signal(signal.SIGTERM)
 
 
 async def test_a_wait_that_is_given_up_leaves_the_thread_its_result() -> None:

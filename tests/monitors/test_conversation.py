@@ -69,7 +69,7 @@ def test_the_conversation_that_the_document_shows_is_what_is_drawn() -> None:
     raw = '{"name": "calculator", "arguments": {"expression": "3 + 4"}}'
     call = ToolCall("c1", "calculator", {"expression": "3 + 4"}, raw)
     rollout = played(
-        said(None, "user", "What is 3 + 4?", 31),
+        said(None, "user", "What is 3 + 4?", 336, is_content=np.arange(336) >= 312),
         replied(0, f"<tool_call>{raw}</tool_call>", 29, tool_calls=(call,)),
         said(1, "tool", "7", 12, name="calculator"),
         replied(2, "It is 7.", 7),
@@ -78,6 +78,16 @@ def test_the_conversation_that_the_document_shows_is_what_is_drawn() -> None:
     )  # fmt: skip
     rollout.task, rollout.group_id = Task("tools", "5f0c", {}), "tools/7"
     assert [line.plain for line in conversation(rollout_record(3, rollout))] == drawing.splitlines()
+
+
+def test_what_the_template_adds_to_a_message_is_said_where_it_is_more_than_its_usual_few_tokens() -> None:
+    def header(num_template: int, **more) -> str:
+        return shown(played(said(None, "user", "3+4?", 20 + num_template, is_content=np.arange(20 + num_template) < 20, **more)))[0]
+
+    assert header(16) == "user · 36 tokens"
+    assert header(17) == "user · 37 tokens, 17 of the template"
+    assert shown(played(said(None, "user", "3+4?", 90)))[0] == "user · 90 tokens", "nobody knows whose they are"
+    assert shown(played(said(None, "user", "3+4?"), replied(0, "7", 30)))[2] == "assistant · turn 1 · 30 tokens"
 
 
 def test_a_malformed_call_is_shown_as_it_was_written_with_why_and_a_failure_stands_at_the_top() -> None:

@@ -85,6 +85,7 @@ def test_the_graph_of_a_conversation_is_written_with_its_calls_and_what_a_messag
     good, bad = ToolCall("c1", "add", {"x": 1}, '{"x": 1}'), ToolCall("c2", "add", None, "{", "the JSON ends too early")
     nodes = [question(), reply(0, [7, 8], 1), Node(1, "tool", "2", np.array([4], np.int32), name="add"), reply(2, [7], 2)]
     nodes[1].tool_calls, nodes[3].source, nodes[2].is_retold = (good, bad), "frozen", True
+    nodes[0].is_content = np.array([False, True])
     record = rollout_record(1, Rollout(TASK, "g", 0, 4, nodes=nodes, reward=1.0, turn_rewards=[0.0, 1.0]))
     calls = [
         {"id": "c1", "name": "add", "arguments": {"x": 1}},
@@ -92,7 +93,7 @@ def test_the_graph_of_a_conversation_is_written_with_its_calls_and_what_a_messag
     ]
     written = {"sampled": True, "finish_reason": "stop"}
     assert record["nodes"] == [
-        {"parent": None, "role": "user", "content": "1+1=", "num_tokens": 2},
+        {"parent": None, "role": "user", "content": "1+1=", "num_tokens": 2, "num_content_tokens": 1},
         {"parent": 0, "role": "assistant", "content": "2", "tool_calls": calls, "num_tokens": 3, "num_sampled": 2} | written,
         {"parent": 1, "role": "tool", "content": "2", "name": "add", "num_tokens": 1, "retold": True},
         {"parent": 2, "role": "assistant", "content": "2", "num_tokens": 2, "num_sampled": 1, "source": "frozen"} | written,

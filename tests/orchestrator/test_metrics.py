@@ -47,6 +47,23 @@ def test_reward_means_are_over_every_scored_rollout_and_errors_are_counted_apart
     assert metrics["rollout/truncated_frac"] == 0.25
 
 
+def test_turns_are_averaged_over_the_rollouts_that_did_not_fail_and_per_environment():
+    failure = Failure(Boundary.ENV, "ValueError", "broke")
+    entries = [
+        _decided(1.0, Bucket.TRAINED),
+        _decided(0.0, "filtered/zero_advantage"),
+        _decided(0.5, Bucket.TRAINED, env_name="other"),
+        _decided(None, Bucket.ERRORED, failure=failure),
+    ]
+    for (_, rollout), num_turns in zip(entries, (1, 2, 6, 9), strict=True):
+        (reply,) = [node for node in rollout.nodes if node.sampled]
+        rollout.nodes.extend([reply] * (num_turns - 1))
+    metrics = _tally(*entries).metrics()
+    assert metrics["rollout/num_turns/mean"] == 3.0
+    assert metrics["rollout/num_turns/mean/toy"] == 1.5
+    assert metrics["rollout/num_turns/mean/other"] == 6.0
+
+
 def test_what_rollouts_report_is_averaged_per_environment_over_those_that_report_it():
     failure = Failure(Boundary.ENV, "ValueError", "broke")
     metrics = _tally(

@@ -10,6 +10,7 @@ import pytest
 
 from jaxrl.config.env import SamplingConfig
 from jaxrl.config.model import FrozenModelConfig
+from jaxrl.envs.base import Outcome, Session, TaskSpec
 from jaxrl.errors import ConfigError
 from jaxrl.inference.endpoint import sampling_seed
 from jaxrl.orchestrator.sampler import Sampler
@@ -144,3 +145,24 @@ async def test_a_key_that_is_not_set_is_a_config_error_before_anything_is_sent()
     source = FrozenSource(config, renderer(), SamplingConfig(), run_seed=0, window=64)
     with pytest.raises(ConfigError, match="NO_SUCH_KEY"):
         await source.setup()
+
+
+class TwoQuestions(ToyEnv):
+    """Asks twice, and rewards each reply."""
+
+    async def play(self, spec: TaskSpec, session: Session) -> Outcome:
+        for _ in range(2):
+            await session.ask([{"role": "user", "content": "?"}])
+        return Outcome(reward=1.0, turn_rewards=[0.25, 0.75])
+
+
+async def test_turns_are_rewarded_whoever_writes_them() -> None:
+    environment = TwoQuestions(demonstration=lambda spec: ["A", "B"])
+    shown = rollout_of(environment)
+    await Sampler(environment, DemonstrationSource(renderer(), environment.demonstration, ROW_LENGTH), rollout_deadline_s=5.0).play(shown)
+    asked = rollout_of(environment)
+    async with frozen(FakeModel(tokenizer=renderer())) as (sampler, _):
+        await sampler.setup()
+        await Sampler(environment, sampler.source, rollout_deadline_s=5.0).play(asked)
+    for rollout in (shown, asked):
+        assert rollout.failure is None and rollout.num_turns == 2 and rollout.turn_rewards == [0.25, 0.75]

@@ -11,6 +11,7 @@ from jaxrl.blame import component_of_error
 from jaxrl.config.trainer import CheckpointConfig
 from jaxrl.devices import DeviceThread
 from jaxrl.errors import CheckpointError, DeadlineError, RunFailedError
+from jaxrl.losses import measured
 from jaxrl.trainer.checkpoint import Checkpointer
 from jaxrl.trainer.compiles import num_compiles
 from jaxrl.trainer.loop import ORCHESTRATOR_PART, Trainer, split_by_sample
@@ -140,7 +141,7 @@ def test_the_loop_makes_the_same_updates_as_the_programs_alone(device):
     state = make_state(harness.programs)
     for step in (1, 2):
         state, metrics = take_step(harness.programs, state, batch_of(step))
-        assert metrics.items() <= harness.channel.reports[step - 1].metrics.items()
+        assert measured(metrics).items() <= harness.channel.reports[step - 1].metrics.items()
         assert_trees_equal(harness.published[step], state.params)
 
 
@@ -388,3 +389,17 @@ def test_engine_ticks_run_between_micro_batches_and_a_failing_tick_ends_the_run(
     assert num_ticks_in_step > len(batch.micro_batches)
     assert isinstance(harness.channel.failure, ValueError) and device.failure is harness.channel.failure
     assert [report.step for report in harness.channel.reports] == [1]
+
+
+def test_a_mean_over_the_tokens_of_a_component_is_absent_where_it_has_none(device):
+    def metrics_of(*samples):
+        harness = Harness(device, [make_batch(list(samples), make_config())])
+        harness.trainer.run()
+        return harness.channel.reports[0].metrics
+    plain = metrics_of(make_sample(0, 6))
+    assert plain["tokens/ce"] == plain["tokens/ref_kl"] == 0 and plain["tokens/rl"] == 4
+    assert "ce/nll/mean" not in plain and "ref_kl/log_ratio/mean" not in plain and "mismatch/kl/mean" in plain
+    sample = make_sample(0, 6, streams=("advantages", "ce_weights", "ref_kl_weights", "ref_logprobs"))
+    full = metrics_of(sample)
+    assert full["tokens/ce"] == full["tokens/ref_kl"] == 4
+    assert full["ce/nll/mean"] > 0 and full["ref_kl/log_ratio/mean"] != 0

@@ -321,7 +321,9 @@ def _look_at_history(needs: Needs, found: _Findings) -> None:
     rewritten = [kind for kind in played if kind in found.rewritten] or [kind for kind in ("thinking",) if kind in found.rewritten]
     if rewritten:
         what = "earlier thinking is dropped" if rewritten == ["thinking"] else "what was said before is rewritten"
+        num_others = len(found.rewritten) - 1
+        others = f", and so in {num_others} other kind{'s' * (num_others > 1)} of conversation" if num_others else ""
         found.remarks.append(
-            f"{what} by a later turn ({found.rewritten[rewritten[0]]}): such turns are trained as branches, each with its own copy of the "
-            "prompt; `history`='keep' goes on from what the model saw"
+            'turns are trained as branches, each with its own copy of the prompt, unless the environment has `history = "keep"`, which '
+            f"goes on from what the model saw: {what} by a later turn ({found.rewritten[rewritten[0]]}){others}"
         )

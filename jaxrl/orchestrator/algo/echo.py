@@ -26,6 +26,9 @@ from jaxrl.types import Branch, Node, Rollout
 
 logger = logging.getLogger(__name__)
 
+SILENT_ROLLOUTS = 64
+"""After so many rollouts of an environment without a token to learn from it is warned of."""
+
 
 class Echo(Algorithm):
     """Policy gradient on the policy's tokens and cross-entropy on the environment's.
@@ -47,6 +50,9 @@ class Echo(Algorithm):
         keep = config.filter
         self._filter = keep and imported(keep.import_path, f"{where}: `algo.filter.import_path`={keep.import_path!r}")
         self._has_seen_whole_span = False
+        self._is_watching, self._num_seen = True, 0
+        self._heard: dict[str, set[str]] = {}
+        """The roles of the observations of the rollouts so far, with the names of tools; until something is learned from."""
 
     async def score_rollout(self, rollout: Rollout) -> None:
         """Write the weights of a rollout's observations into its samples; one without any gets no stream."""
@@ -59,6 +65,8 @@ class Echo(Algorithm):
             weights = np.zeros(len(sample), np.float32)
             for index, start in _observations(rollout, branch):
                 node = rollout.nodes[index]
+                if self._is_watching:
+                    self._heard.setdefault(node.role, set()).update([node.name] if node.name else [])
                 role = self._role_of(node)
                 if role is None:
                     continue
@@ -70,6 +78,9 @@ class Echo(Algorithm):
                 rollout.metrics[f"observation_tokens/{node.role}"] += float(chosen.sum())
             if weights.any():
                 sample.ce_weights = weights
+                self._is_watching = False
+        if self._is_watching:
+            self._watch()
 
     async def score_group(self, rollouts: Sequence[Rollout]) -> None:
         """Give the policy's tokens the credit that grpo gives."""
@@ -80,6 +91,36 @@ class Echo(Algorithm):
         role = self.config.table.get(node.role)
         is_other_tool = isinstance(role, ToolRoleConfig) and role.tool_names is not None and node.name not in role.tool_names
         return None if is_other_tool else role
+
+    def _watch(self) -> None:
+        """Say once, after a number of rollouts, that nothing of them was learned from, and what to set."""
+        self._num_seen += 1
+        if self._num_seen < SILENT_ROLLOUTS:
+            return
+        self._is_watching = False
+        logger.warning(
+            "env %r: `echo` has learned from nothing that the environment said, in %d rollouts: %s, or use `algo.type`='grpo' (said once)",
+            self.context.env_name, self._num_seen, self._why_silent(),
+        )  # fmt: skip
+
+    def _why_silent(self) -> str:
+        """Return who spoke, who is listened to, and what to set."""
+        if not self._heard:
+            return "no message came after its first reply; see why it calls no tool, or give it more turns"
+        heard, table = self._heard, self.config.table
+        spoken = _listed([role + _named(sorted(names)) for role, names in sorted(heard.items(), key=lambda item: item[0] == "tool")])
+        names = {role: getattr(of, "tool_names", None) or () for role, of in table.items()}
+        listened = _listed([role + _named(names[role], "`tool_names` ") for role in table])
+        told = f"after its first reply there were messages of {spoken}"
+        others = [role for role in heard if role not in table]
+        if any(role in table and (not names[role] or heard[role] & set(names[role])) for role in heard):
+            return f"{told}, of which no token was left: all are template text, or `algo.filter` takes them out; see to that"
+        remedy = (
+            f"name a role that occurs, such as `algo.roles.{others[0]}.alpha`=0.1"
+            if others
+            else "name a tool that occurs in `algo.roles.tool.tool_names`"
+        )
+        return f"{told}, and `algo.roles` has {listened}; {remedy}"
 
     def _own_tokens(self, node: Node) -> np.ndarray:
         """Return [n] bool, the tokens of a message's own text; all of them if nobody says which those are."""
@@ -103,6 +144,14 @@ class Echo(Algorithm):
         masks = await called(keep, what="the filter's answer", deadline_s=math.inf, thread="echo filter")
         where = f"env {rollout.env_name!r}, task {rollout.task.id!r}: the filter {self.config.filter.import_path!r}"
         return _checked_masks(masks, lengths, where)
+
+
+def _listed(words: Sequence[str]) -> str:
+    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
+
+
+def _named(names: Sequence[str], before: str = "") -> str:
+    return f" ({before}{', '.join(map(repr, names))})" if names else ""
 
 
 def _observations(rollout: Rollout, branch: Branch) -> Iterator[tuple[int, int]]:

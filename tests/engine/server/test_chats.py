@@ -194,6 +194,19 @@ def test_tool_choice_none_leaves_the_prompt_and_tells_calls_as_text(scripted: Se
     assert len(single["tool_calls"]) == 1 and single["content"].endswith('{"name": "add", "arguments": {"a": 5, "b": 6}}')
 
 
+def test_without_tools_a_chat_leaves_out_the_tags_of_a_call_and_completion_and_detokenize_keep_them(scripted: Served) -> None:
+    words = '<tool_call>\n{"name": "add", "arguments": {"a": 3, "b": 4}}\n</tool_call>'
+    with client_of(scripted) as client:
+        episode = Episode(client, is_stream=False)
+        message = episode.ask(tools=openai.omit)
+        (prompt, ids), *_ = episode.turns
+        completion = client.completions.create(model="tiny", prompt=prompt, max_tokens=200)
+        whole: Any = client.post(scripted.url.removesuffix("/v1") + "/detokenize", body={"tokens": ids}, cast_to=object)
+    assert message["tool_calls"] is None
+    assert message["content"].splitlines()[1] == '{"name": "add", "arguments": {"a": 3, "b": 4}}'
+    assert words in completion.choices[0].text and words in whole["prompt"]
+
+
 def test_a_call_that_must_be_made_is_refused_with_what_to_do(scripted: Served) -> None:
     with client_of(scripted) as client, pytest.raises(openai.BadRequestError, match="use 'auto', ask for the call in words") as caught:
         Episode(client, is_stream=False).ask(tool_choice="required")

@@ -23,11 +23,17 @@ NOT_CONTINUED = {
     "gemma": {"refused": {"system", "assistant last", *TOOL_KINDS}},
     "opens_thinking": {"rewritten": set(KINDS)},
 }
+BRANCHES = (
+    'turns are trained as branches, each with its own copy of the prompt, unless the environment has `history = "keep"`, which goes '
+    "on from what the model saw: "
+)
 REMARKS = {
-    "qwen3": ["earlier thinking is dropped by a later turn ('<think>\\nTwo and thre' became 'It is five.<|im_end|')"],
-    "strips_thinking": ["earlier thinking is dropped by a later turn ('<think>\\nTwo and thre' became 'It is five.<|im_end|')"],
-    "mistral": ["what was said before is rewritten by a later turn ('Be brief.\\n\\nWhat is 2' became 'What is 2 + 3?[/INST')"],
-    "opens_thinking": ["what was said before is rewritten by a later turn ('<think>\\nIt is five.' became 'It is five.<|end|><|')"],
+    "qwen3": [BRANCHES + "earlier thinking is dropped by a later turn ('<think>\\nTwo and thre' became 'It is five.<|im_end|')"],
+    "strips_thinking": [BRANCHES + "earlier thinking is dropped by a later turn ('<think>\\nTwo and thre' became 'It is five.<|im_end|')"],
+    "mistral": [BRANCHES + "what was said before is rewritten by a later turn ('Be brief.\\n\\nWhat is 2' became 'What is 2 + 3?[/INST')"],
+    "opens_thinking": [
+        BRANCHES + "what was said before is rewritten by a later turn ('<think>\\nIt is five.' became 'It is five.<|end|><|')"
+    ],
     "channels": ["the last reply of a conversation ends with '<|return|>' and an earlier one with '<|end|>'"],
     "dated": ["the chat template writes today's date, which jaxrl holds at 01 Jan 2025"],
 }
@@ -60,6 +66,13 @@ def test_only_what_the_run_needs_is_a_problem_and_only_what_it_meets_is_a_remark
     assert len(found.problems) == (2 if style == "gemma" else 0)
     for remark, beginning in zip(found.remarks, REMARKS.get(style, []), strict=True):
         assert remark.startswith(beginning)
+
+
+def test_a_template_that_rewrites_history_is_told_with_one_example_and_the_number_of_the_others() -> None:
+    endings = {"strips_thinking": "and so in 1 other kind of conversation", "opens_thinking": "and so in 8 other kinds of conversation"}
+    for style, ending in endings.items():
+        (remark,) = preflight(renderer_of(style), ALL).remarks
+        assert remark.endswith(f"), {ending}") and remark.count("became") == 1 and len(remark) < 400
 
 
 def test_a_template_without_system_role_or_tools_is_a_problem_of_an_environment_that_has_them() -> None:

@@ -316,3 +316,47 @@ async def test_a_filter_that_hangs_costs_its_rollout_and_not_the_run():
 def test_a_filter_that_cannot_be_called_is_refused_before_a_rollout_is_played(path, message):
     with pytest.raises(ConfigError, match=f"^env 'toy': `algo.filter.import_path`='{path}' {message}"):
         echo({"filter": EchoFilterConfig(import_path=path).model_dump()})
+
+
+ANSWERED = [*START, said(1, "user", [5]), said(2, "tool", [6], name="search"), reply(3, [7])]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "config", "words"),
+    [
+        (ANSWERED, CALCULATOR,
+         "after its first reply there were messages of user and tool ('search'), and `algo.roles` has tool (`tool_names` 'calculator'); "
+         "name a role that occurs, such as `algo.roles.user.alpha`=0.1, or use `algo.type`='grpo'"),
+        ([*START, said(1, "user", [5]), reply(2, [7])], {},
+         "after its first reply there were messages of user, and `algo.roles` has tool; "
+         "name a role that occurs, such as `algo.roles.user.alpha`=0.1, or use `algo.type`='grpo'"),
+        ([*START, said(1, "tool", [5], name="search"), reply(2, [7])], CALCULATOR,
+         "after its first reply there were messages of tool ('search'), and `algo.roles` has tool (`tool_names` 'calculator'); "
+         "name a tool that occurs in `algo.roles.tool.tool_names`, or use `algo.type`='grpo'"),
+        (START, {}, "no message came after its first reply; see why it calls no tool, or give it more turns, or use `algo.type`='grpo'"),
+        ([*START, said(1, "tool", [5], [0]), reply(2, [7])], {},
+         "after its first reply there were messages of tool, of which no token was left: all are template text, or `algo.filter` "
+         "takes them out; see to that, or use `algo.type`='grpo'"),
+    ],
+)  # fmt: skip
+async def test_learning_from_nothing_is_said_once_after_64_rollouts(nodes, config, words, caplog):
+    algorithm = echo(config)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(63):
+            await algorithm.finalize_rollout(made([replace(node) for node in nodes]))
+        assert not caplog.records
+        for _ in range(130):
+            await algorithm.finalize_rollout(made([replace(node) for node in nodes]))
+    assert [record.message for record in caplog.records] == [
+        f"env 'toy': `echo` has learned from nothing that the environment said, in 64 rollouts: {words} (said once)"
+    ]
+
+
+async def test_an_environment_that_says_something_to_learn_from_is_never_warned_of(caplog):
+    algorithm = echo()
+    spoken = [*START, said(1, "tool", [5], [1]), reply(2, [7])]
+    with caplog.at_level(logging.WARNING):
+        await algorithm.finalize_rollout(made(spoken))
+        for _ in range(200):
+            await algorithm.finalize_rollout(made([replace(node) for node in START]))
+    assert not caplog.records
