@@ -13,7 +13,7 @@ from tests.envs.policies import make_rollout
 from tests.fakes import ScriptedEndpoint
 from tests.inference.rendering.conversations import SCRIPTS, answering, play, tools_of
 from tests.inference.rendering.styles import ADD, ids_of, renderer_of, result, user
-from tests.inference.test_templates import CASES, FORKS
+from tests.inference.rendering.test_templates import CASES, FORKS
 
 
 def session_of(style: str, endpoint: ScriptedEndpoint, rollout: Rollout, *, history: str = "template", **sampling: object) -> PolicySession:
