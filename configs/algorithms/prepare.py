@@ -116,8 +116,8 @@ def make_tools_start(out: Path, console: Console) -> None:
 
     What the policy says is under the loss, what the tool answers is not.
     """
-    measured = out / "made.json"
-    if measured.is_file() and json.loads(measured.read_text(encoding="utf-8")) == TOOLS_START:
+    made = out / "made.json"
+    if made.is_file() and json.loads(made.read_text(encoding="utf-8")) == TOOLS_START:
         console.print(f"{out} is there already")
         return
     maker = load_maker()
@@ -129,7 +129,7 @@ def make_tools_start(out: Path, console: Console) -> None:
     shutil.rmtree(out, ignore_errors=True)
     save_pretrained(model, params, out, tokenizer_dir=START_MODEL)
     (out / "chat_template.jinja").write_text(TOOLS_TEMPLATE.strip(), encoding="utf-8")
-    measured.write_text(json.dumps(TOOLS_START) + "\n", encoding="utf-8")
+    made.write_text(json.dumps(TOOLS_START) + "\n", encoding="utf-8")
     console.print(f"saved {out}")
 
 

@@ -8,19 +8,20 @@ what it needs. Only the question is ever shown to the policy. The file is read o
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Collection, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 from jaxrl.config.env import QuestionsEnvConfig, env_name
 from jaxrl.config.reward import PythonRewardConfig
 from jaxrl.envs.answers import exact_match
 from jaxrl.envs.base import TaskSpec
+from jaxrl.envs.rows import read_rows, shown
 from jaxrl.envs.single_turn import SingleTurnEnvironment
 from jaxrl.envs.splits import question_id, split_of
 from jaxrl.errors import ConfigError
 
+EXAMPLE = '{"question": "2 + 2 =", "answer": "4"}'
+"""A row, for messages."""
 MAX_SHOWN_REPEATS = 3
 """Pairs of rows that are one task which a message lists."""
 
@@ -66,47 +67,11 @@ def questions_environment(config: QuestionsEnvConfig) -> SingleTurnEnvironment:
 
 
 def _rows(config: QuestionsEnvConfig, where: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (line number from 1, row); blank lines are none."""
+    """Yield (line number from 1, row); a number in one of the known columns becomes the text that it is written as."""
     columns = _columns(config).values()
-    try:
-        # Python's text files break lines at line ends alone, unlike `str.splitlines`, which also would inside of texts.
-        with Path(config.path).open(encoding="utf-8-sig") as lines:
-            for number, line in enumerate(lines, start=1):
-                if line.strip():
-                    yield number, _row(line, columns, f"{where}, line {number}")
-    except FileNotFoundError:
-        hint = "" if Path(config.path).is_absolute() else f"; paths are seen from where the run is started, which is {str(Path.cwd())!r}"
-        raise ConfigError(f"{where}: there is no such file{hint}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{where}: cannot read the file: {error}; it must be text in UTF-8, one JSON object a line") from error
-
-
-def _row(line: str, columns: Collection[str], where: str) -> dict[str, Any]:
-    """Return a row; a number under one of `columns` becomes the text that it is written as."""
-    try:
-        row = json.loads(line, parse_constant=_refuse_constant, parse_float=_finite)
+    for number, line, row in read_rows(config.path, where, EXAMPLE):
         written = json.loads(line, parse_int=str, parse_float=str)
-    except (ValueError, RecursionError) as error:
-        example = '{"question": "2 + 2 =", "answer": "4"}'
-        raise ConfigError(f"{where}: not JSON ({error}); expected one object a line, such as {example}") from None
-    if not isinstance(row, dict):
-        raise ConfigError(f"{where}: expected a JSON object, got {_shown(row)}")
-    for key, value in row.items():
-        try:
-            json.dumps([key, value], ensure_ascii=False).encode()
-        except UnicodeEncodeError as error:
-            raise ConfigError(f"{where}: what is under {key!r} is no Unicode text: {error}") from error
-    return {key: written[key] if key in columns and _is_number(value) else value for key, value in row.items()}
-
-
-def _refuse_constant(word: str) -> None:
-    raise ValueError(f"{word} is no JSON number")
-
-
-def _finite(word: str) -> float:
-    if math.isinf(number := float(word)):
-        raise ValueError(f"{word} is larger than any number that can be kept")
-    return number
+        yield number, {key: written[key] if key in columns and _is_number(value) else value for key, value in row.items()}
 
 
 def _is_number(value: Any) -> bool:
@@ -144,7 +109,7 @@ def _text(row: dict[str, Any], name: str, key: str, where: str) -> str | None:
     """Return a text of the row; None if there is none."""
     value = row.get(key)
     if value is not None and not isinstance(value, str):
-        raise ConfigError(f"{where}: expected text or a number under {key!r} (`{name}_key`), got {_shown(value)}")
+        raise ConfigError(f"{where}: expected text or a number under {key!r} (`{name}_key`), got {shown(value)}")
     return value
 
 
@@ -155,8 +120,3 @@ def _same(spec: TaskSpec, row: dict[str, Any], config: QuestionsEnvConfig) -> st
 def _listed(repeats: list[str]) -> str:
     more = len(repeats) - MAX_SHOWN_REPEATS
     return ", ".join(repeats[:MAX_SHOWN_REPEATS]) + (f", and {more} more such pair(s)" if more > 0 else "")
-
-
-def _shown(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return f"{text[:60]}{'...' if len(text) > 60 else ''} ({type(value).__name__})"

@@ -15,7 +15,6 @@ import json
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from jaxrl.config.env import AgentEnvConfig, env_name
@@ -24,11 +23,14 @@ from jaxrl.envs.agent.gateway import Gateway
 from jaxrl.envs.agent.talk import Talk
 from jaxrl.envs.base import Demonstration, Outcome, Session, TaskSpec, checked_tasks
 from jaxrl.envs.hooks import called, imported
+from jaxrl.envs.rows import read_rows
 from jaxrl.envs.splits import question_id
 from jaxrl.errors import ConfigError, EnvError
 
 logger = logging.getLogger(__name__)
 
+EXAMPLE = '{"id": "1", "question": "2 + 2 ="}'
+"""A row of a file of tasks, for messages."""
 CLEAN_UP_S = 10.0
 """How long an agent whose rollout is over may take to clean up after itself."""
 
@@ -181,24 +183,9 @@ def agent_environment(config: AgentEnvConfig) -> AgentEnvironment:
 
 
 def _read_tasks(config: AgentEnvConfig, where: str) -> list[TaskSpec]:
-    try:
-        text = Path(config.path).read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
-        hint = "" if Path(config.path).is_absolute() else f"; paths are seen from where the run is started, which is {str(Path.cwd())!r}"
-        raise ConfigError(f"{where}: there is no such file{hint}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{where}: cannot read the file: {error}; it must be text in UTF-8, one JSON object a line") from error
     specs: list[TaskSpec] = []
     line_of_id: dict[str, int] = {}
-    for number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            spec = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise ConfigError(f"{where}, line {number}: not JSON ({error}); expected one object a line") from None
-        if not isinstance(spec, dict):
-            raise ConfigError(f"{where}, line {number}: expected a JSON object, got {type(spec).__name__}")
+    for number, _, spec in read_rows(config.path, where, EXAMPLE):
         spec.setdefault("id", question_id(json.dumps(spec, sort_keys=True)))
         if not isinstance(spec["id"], str) or not spec["id"]:
             raise ConfigError(f"{where}, line {number}: `id` must be a text that is not empty, got {spec['id']!r}")

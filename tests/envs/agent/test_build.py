@@ -44,7 +44,9 @@ def test_the_tasks_are_the_rows_and_one_without_a_name_is_named_by_what_it_holds
 @pytest.mark.parametrize(("rows", "words"), [
     ([], "the file has no rows"),
     (["{"], "line 1: not JSON"),
-    ([{"a": 1}, "[]"], "line 2: expected a JSON object, got list"),
+    ([{"a": 1}, "[]"], r"line 2: expected a JSON object, got \[\] \(list\)"),
+    (['{"a": NaN}'], "line 1: not JSON .NaN is no JSON number"),
+    ([r'{"a": "\ud800"}'], "line 1: what is under 'a' is no Unicode text"),
     ([{"id": 3}], "line 1: `id` must be a text"),
     ([{"a": 1}, {"b": 1}, {"a": 1}], "lines 1 and 3 are one task"),
 ])  # fmt: skip
