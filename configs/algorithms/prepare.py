@@ -152,7 +152,9 @@ def tool_conversations(maker: Any, rng: random.Random, called_share: float) -> I
     while True:
         rng.shuffle(specs)
         for spec in specs:
-            call, answer = env.demonstration(spec) or ()
+            demonstration = env.demonstration(spec)
+            assert demonstration is not None and not isinstance(demonstration, str), "the calculator works every sum out"
+            call, answer = demonstration
             told = [*maker.turn("assistant", call, True), *maker.turn("user", f"<tool_response>{answer}</tool_response>")]
             yield [
                 *maker.turn("system", TOOL_SYSTEM),
