@@ -14,6 +14,7 @@ from pydantic import Field, model_validator
 from jaxrl.config.algorithm import AlgorithmConfig, CoefficientsConfig
 from jaxrl.config.base import IMPORT_PATH, Section
 from jaxrl.config.reward import RewardConfig
+from jaxrl.config.tasks import TasksConfig, UniformTasksConfig
 from jaxrl.config.turns import BudgetConfig, History, Truncated
 
 TOOL_NAME = r"^[A-Za-z_][A-Za-z0-9_-]{0,63}$"
@@ -53,23 +54,6 @@ class SamplingConfig(Section):
         if "" in self.stop:
             raise ValueError("`stop` holds an empty string, which would end every reply at its first token; leave it out")
         return self
-
-
-class SequentialTasksConfig(Section):
-    """Tasks in the order that the environment lists them, from the start again when they are used up."""
-
-    type: Literal["sequential"] = "sequential"
-    """Which task sampler: `uniform` or `sequential`."""
-
-
-class UniformTasksConfig(Section):
-    """Every task once per epoch, each epoch in an order of its own."""
-
-    type: Literal["uniform"] = "uniform"
-    """Which task sampler: `uniform` or `sequential`."""
-
-
-TasksConfig = Annotated[SequentialTasksConfig | UniformTasksConfig, Field(discriminator="type")]
 
 
 class ExampleConfig(Section):
@@ -124,7 +108,10 @@ class EnvBase(Section):
     sampling: SamplingConfig | None = None
     """This environment's token sampling; null inherits `orchestrator.sampling`."""
     tasks: TasksConfig = UniformTasksConfig()
-    """How this environment's next task is picked."""
+    """How this environment's next task is picked, and which groups are let into a batch."""
+    success_threshold: float | None = None
+    """A rollout whose reward reaches this is a success, for a curriculum and in evaluation; null means 1 in training and
+    `orchestrator.eval.success_threshold` in evaluation."""
 
     @property
     def gives_turn_rewards(self) -> bool:
@@ -184,7 +171,7 @@ class ReasoningGymEnvConfig(GymQuestionsConfig):
     has_one_turn: ClassVar[bool] = True
 
     type: Literal["reasoning_gym"] = "reasoning_gym"
-    """Which environment: `reasoning_gym`, `questions`, `reverse_text`, `tools`, `feedback`, `python` or `agent`."""
+    """Which environment: `reasoning_gym`, `questions`, `reverse_text`, `tools`, `feedback`, `python`, `agent`, `openenv` or `verifiers`."""
 
 
 class QuestionsEnvConfig(EnvBase):
@@ -194,7 +181,7 @@ class QuestionsEnvConfig(EnvBase):
     has_one_turn: ClassVar[bool] = True
 
     type: Literal["questions"] = "questions"
-    """Which environment: `reasoning_gym`, `questions`, `reverse_text`, `tools`, `feedback`, `python` or `agent`."""
+    """Which environment: `reasoning_gym`, `questions`, `reverse_text`, `tools`, `feedback`, `python`, `agent`, `openenv` or `verifiers`."""
     path: str = Field(min_length=1)
     """The file, relative to where the run is started."""
     question_key: str = Field(default="question", min_length=1)
@@ -222,7 +209,7 @@ class ReverseTextEnvConfig(EnvBase):
     has_one_turn: ClassVar[bool] = True
 
     type: Literal["reverse_text"] = "reverse_text"
-    """Which environment: `reasoning_gym`, `questions`, `reverse_text`, `tools`, `feedback`, `python` or `agent`."""
+    """Which environment: `reasoning_gym`, `questions`, `reverse_text`, `tools`, `feedback`, `python`, `agent`, `openenv` or `verifiers`."""
     min_chars: int = Field(default=2, ge=1)
     """Shortest text."""
     max_chars: int = Field(default=5, ge=1)
@@ -266,7 +253,7 @@ class ToolsEnvConfig(GymQuestionsConfig):
     speaks_as: ClassVar[str | None] = "tool"
 
     type: Literal["tools"] = "tools"
-    """Which environment: `reasoning_gym`, `questions`, `reverse_text`, `tools`, `feedback`, `python` or `agent`."""
+    """Which environment: `reasoning_gym`, `questions`, `reverse_text`, `tools`, `feedback`, `python`, `agent`, `openenv` or `verifiers`."""
     budget: BudgetConfig = BudgetConfig()
     """When a conversation ends though the policy still calls tools; it is then worth 0, since nothing was answered."""
     calculator: bool = True
@@ -312,7 +299,7 @@ class FeedbackEnvConfig(GymQuestionsConfig):
     speaks_as: ClassVar[str | None] = "user"
 
     type: Literal["feedback"] = "feedback"
-    """Which environment: `reasoning_gym`, `questions`, `reverse_text`, `tools`, `feedback`, `python` or `agent`."""
+    """Which environment: `reasoning_gym`, `questions`, `reverse_text`, `tools`, `feedback`, `python`, `agent`, `openenv` or `verifiers`."""
     budget: BudgetConfig = BudgetConfig(max_turns=3)
     """How many attempts there are (`max_turns`), and what else ends a conversation."""
     hint: str = Field(default="Wrong, try again.", min_length=1)
@@ -344,7 +331,7 @@ class PythonEnvConfig(EnvBase):
     """An environment of your own: a class or function that is called with `name` and `kwargs` and returns one."""
 
     type: Literal["python"] = "python"
-    """Which environment: `reasoning_gym`, `questions`, `reverse_text`, `tools`, `feedback`, `python` or `agent`."""
+    """Which environment: `reasoning_gym`, `questions`, `reverse_text`, `tools`, `feedback`, `python`, `agent`, `openenv` or `verifiers`."""
     import_path: str = Field(pattern=IMPORT_PATH)
     """`package.module:name`, importable from where the run is started; refused if `run.allow_import_paths` is false."""
     kwargs: dict[str, Any] = {}
@@ -357,7 +344,7 @@ class AgentEnvConfig(EnvBase):
     """An agent of your own, a program that talks to the policy through OpenAI's API and says what that was worth."""
 
     type: Literal["agent"] = "agent"
-    """Which environment: `reasoning_gym`, `questions`, `reverse_text`, `tools`, `feedback`, `python` or `agent`."""
+    """Which environment: `reasoning_gym`, `questions`, `reverse_text`, `tools`, `feedback`, `python`, `agent`, `openenv` or `verifiers`."""
     import_path: str = Field(pattern=IMPORT_PATH)
     """`package.module:function`, importable from where the run is started; refused if `run.allow_import_paths` is false. It is called as
     `function(spec, base_url, api_key, **kwargs)` and returns a reward, None, or an `Outcome`, which may be a dict."""
@@ -376,6 +363,63 @@ class AgentEnvConfig(EnvBase):
         return self
 
 
+class OpenEnvConfig(EnvBase):
+    """An environment behind an OpenEnv server, whose tasks it lists (Task API) and whose episodes it plays over a WebSocket."""
+
+    type: Literal["openenv"] = "openenv"
+    """Which environment: `reasoning_gym`, `questions`, `reverse_text`, `tools`, `feedback`, `python`, `agent`, `openenv` or `verifiers`."""
+    base_url: str = Field(pattern=r"^(https?|wss?)://")
+    """The server, such as `http://127.0.0.1:8000`."""
+    server_env: str | None = None
+    """Which environment of the server; null takes the only one that it lists."""
+    split: str = "train"
+    """Which of the server's splits."""
+    num_tasks: int | None = Field(default=None, ge=1)
+    """Tasks of the split, the first ones; null takes all of them."""
+    seeds: list[int] = Field(default=[0], min_length=1)
+    """Each task is played under each of these seeds; all rollouts of a group have the same one."""
+    question_key: str | None = "question"
+    """Key of the observation that is the user's message; null shows the whole observation as JSON."""
+    action: dict[str, Any] = {"answer": "{reply}"}
+    """The fields of an action; `{reply}` in a text stands for the policy's reply."""
+    import_path: str | None = Field(default=None, pattern=IMPORT_PATH)
+    """`package.module:name` of an object of your own with `message(observation, spec)` and `action(reply, spec)`, in place of
+    `question_key` and `action`; refused if `run.allow_import_paths` is false."""
+    reward_of: Literal["last", "sum"] = "last"
+    """What a rollout of several steps is worth: its last reward that is not null, or the sum of all."""
+    cost_key: str = "service_spend"
+    """Number in the metadata of observations that is summed up and kept as a metric of that name, for `tasks.cost`."""
+    budget: BudgetConfig = BudgetConfig()
+    """When a conversation ends though the environment goes on."""
+    max_sessions: int | None = Field(default=None, ge=1)
+    """Sessions at the same time; null opens as many as are wanted and waits where the server has no room."""
+    capacity_deadline_s: float = Field(default=300.0, gt=0)
+    """How long a rollout waits for the server to have room."""
+    request_deadline_s: float = Field(default=60.0, gt=0)
+    """How long the server may take to answer one request."""
+
+
+class VerifiersEnvConfig(EnvBase):
+    """A taskset of the `verifiers` package, played by one of its harnesses as it is; the policy answers behind a local OpenAI API."""
+
+    type: Literal["verifiers"] = "verifiers"
+    """Which environment: `reasoning_gym`, `questions`, `reverse_text`, `tools`, `feedback`, `python`, `agent`, `openenv` or `verifiers`."""
+    taskset: str = Field(min_length=1)
+    """The importable module that exports its taskset, from where the run is started; refused if `run.allow_import_paths` is false."""
+    taskset_args: dict[str, Any] = {}
+    """The taskset's own settings."""
+    harness: str = Field(default="null", min_length=1)
+    """The harness, by id or by importable module."""
+    harness_args: dict[str, Any] = {}
+    """The harness's own settings."""
+    runtime: dict[str, Any] = {"type": "subprocess"}
+    """Where the harness's programs run; verifiers' own default is a sandbox that is rented."""
+    num_tasks: int | None = Field(default=None, ge=1)
+    """Tasks, the first ones; null takes all of them, and a taskset without an end needs a number."""
+    budget: BudgetConfig = BudgetConfig(max_turns=64)
+    """When the harness's requests are refused."""
+
+
 EnvConfig = Annotated[
     ReasoningGymEnvConfig
     | QuestionsEnvConfig
@@ -383,7 +427,9 @@ EnvConfig = Annotated[
     | ToolsEnvConfig
     | FeedbackEnvConfig
     | PythonEnvConfig
-    | AgentEnvConfig,
+    | AgentEnvConfig
+    | OpenEnvConfig
+    | VerifiersEnvConfig,
     Field(discriminator="type"),
 ]
 

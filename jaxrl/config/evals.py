@@ -1,12 +1,15 @@
-"""When the policy is measured during training, and on what.
+"""When the policy is measured during training, and on what; and the parameters of one evaluation, wherever it is made.
 
 That held-out questions are not trained on can be told only from the questions: `envs.build.require_disjoint_questions`.
 """
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Any
 
+from pydantic import Field, model_validator
+
+from jaxrl import __version__
 from jaxrl.config.base import Section
 from jaxrl.config.env import EnvConfig, SamplingConfig
 
@@ -26,3 +29,54 @@ class EvalSectionConfig(Section):
     """Also score the environments' own reference replies: their mean negative logprob per token under the policy."""
     sampling: SamplingConfig = SamplingConfig(temperature=0.0)
     """Token sampling of evaluation; never touches training's."""
+
+
+class EvalParameters(Section):
+    """What is played in one evaluation, and how it is judged; a result that is to be compared has the same ones."""
+
+    split: str | None = None
+    """Which split of the environment's tasks, for the record: the environment was built with it."""
+    limit: int | None = Field(default=None, ge=1)
+    """Tasks, the first ones in the environment's order; null plays all of them."""
+    seeds: tuple[int, ...] | None = None
+    """Each task is played once per seed, which the environment finds as `seed` in the spec; null leaves the specs as they are."""
+    samples_per_task: int = Field(default=1, ge=1)
+    """Episodes of each task and seed."""
+    sampling: SamplingConfig = SamplingConfig(temperature=0.0)
+    """Token sampling."""
+    max_turns: int | None = Field(default=None, ge=1)
+    """Replies of one episode, for the record: the environment was built with it."""
+    success_threshold: float = 1.0
+    """An episode whose reward reaches this is a success."""
+    model: str = ""
+    """Who is measured."""
+    system_prompt: str | None = None
+    """For the record: the environment was built with it."""
+
+    @model_validator(mode="after")
+    def _plan_is_sound(self) -> EvalParameters:
+        if self.seeds is not None and (not self.seeds or len(set(self.seeds)) < len(self.seeds)):
+            raise ValueError(f"`seeds` needs at least one seed, each once, got {list(self.seeds)}")
+        if self.samples_per_task > 1 and self.sampling.temperature == 0:
+            raise ValueError(
+                f"`samples_per_task`={self.samples_per_task} at temperature 0 would play the same episode again and again; raise "
+                "`temperature`, or play one sample"
+            )
+        return self
+
+
+class EvalConfig(Section):
+    """One evaluation: what was asked, by which version of what. The field names are those of OpenEnv's results."""
+
+    harness_name: str = "jaxrl.EnvEvalHarness"
+    """Which harness."""
+    harness_version: str = __version__
+    """Its version."""
+    library_versions: dict[str, str] = {}
+    """Versions of the packages that the result depends on."""
+    dataset: str
+    """The environment, such as `reasoning_gym:chain_sum`."""
+    eval_parameters: EvalParameters = EvalParameters()
+    """What is played, and how it is judged."""
+    env_parameters: dict[str, Any] = {}
+    """The environment's own settings."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jaxrl.config.env import SequentialTasksConfig, TasksConfig, UniformTasksConfig
+from jaxrl.config.tasks import SequentialTasksConfig, TasksConfig, UniformTasksConfig
 from jaxrl.errors import ConfigError
 from jaxrl.tasks.base import TaskSampler, TaskSpec
 from jaxrl.tasks.sequential import SequentialSampler

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxrl.config.env import SequentialTasksConfig, UniformTasksConfig
+from jaxrl.config.tasks import SequentialTasksConfig, UniformTasksConfig
 from jaxrl.tasks import SequentialSampler, TaskSampler, UniformSampler, build_task_sampler
 
 Make = Callable[[list], TaskSampler]
