@@ -10,6 +10,9 @@
     |   |-- PromptTooLongError (ValueError) a prompt leaves no room for one generated token
     |   `-- EndpointDownError               a server cannot be reached, or goes on refusing work
     |-- EnvError (RuntimeError)             an environment broke its own contract
+    |   |-- TaskAPIError                    a server that lists tasks failed, or answered what no such server answers
+    |   |   `-- UnknownEnvironmentError (LookupError) it has no environment of that name
+    |   `-- EnvUnreachableError (ConfigError) nobody answers where an environment is said to be
     |-- GraderError (RuntimeError)          a reward function raised, was late, or gave something that is no reward
     |-- DeadlineError (TimeoutError)        a named wait ran past its deadline
     |-- CheckpointError (RuntimeError)      a checkpoint could not be written, found or restored
@@ -60,6 +63,18 @@ class EndpointDownError(EngineError):
 
 class EnvError(JaxrlError, RuntimeError):
     """An environment broke its own contract (tasks, rewards, or the shape of a reply)."""
+
+
+class TaskAPIError(EnvError):
+    """A server that lists tasks failed, or answered something that no such server answers."""
+
+
+class UnknownEnvironmentError(TaskAPIError, LookupError):
+    """A server that lists tasks has no environment of that name."""
+
+
+class EnvUnreachableError(EnvError, ConfigError):
+    """Nobody answers where an environment is said to be: before a run its address is wrong, in a rollout it has failed."""
 
 
 class GraderError(JaxrlError, RuntimeError):

@@ -375,18 +375,19 @@ class OpenEnvConfig(EnvBase):
     split: str = "train"
     """Which of the server's splits."""
     num_tasks: int | None = Field(default=None, ge=1)
-    """Tasks of the split, the first ones; null takes all of them."""
+    """Tasks of the split, the first ones; null takes all of them. A server that lists none needs a number: its tasks are as many seeds,
+    from the first of `seeds` on."""
     seeds: list[int] = Field(default=[0], min_length=1)
     """Each task is played under each of these seeds; all rollouts of a group have the same one."""
-    question_key: str | None = "question"
-    """Key of the observation that is the user's message; null shows the whole observation as JSON."""
+    question_key: str = "question"
+    """Field of the observation that is the user's message; an empty text shows the whole observation as JSON."""
     action: dict[str, Any] = {"answer": "{reply}"}
-    """The fields of an action; `{reply}` in a text stands for the policy's reply."""
+    """The fields of an action; `{reply}` in a text stands for the policy's reply, without what it set apart as thinking."""
     import_path: str | None = Field(default=None, pattern=IMPORT_PATH)
     """`package.module:name` of an object of your own with `message(observation, spec)` and `action(reply, spec)`, in place of
     `question_key` and `action`; refused if `run.allow_import_paths` is false."""
     reward_of: Literal["last", "sum"] = "last"
-    """What a rollout of several steps is worth: its last reward that is not null, or the sum of all."""
+    """What a rollout is worth: the last reward of its steps that is not null, or the sum of all; without any it has none."""
     cost_key: str = "service_spend"
     """Number in the metadata of observations that is summed up and kept as a metric of that name, for `tasks.cost`."""
     budget: BudgetConfig = BudgetConfig()
@@ -394,9 +395,21 @@ class OpenEnvConfig(EnvBase):
     max_sessions: int | None = Field(default=None, ge=1)
     """Sessions at the same time; null opens as many as are wanted and waits where the server has no room."""
     capacity_deadline_s: float = Field(default=300.0, gt=0)
-    """How long a rollout waits for the server to have room."""
+    """How long a rollout may wait for its session; meanwhile the clock of `rollout_deadline_s` stands still."""
     request_deadline_s: float = Field(default=60.0, gt=0)
     """How long the server may take to answer one request."""
+
+    @model_validator(mode="after")
+    def _seeds_are_different(self) -> OpenEnvConfig:
+        if len(set(self.seeds)) < len(self.seeds) or min(self.seeds) < 0:
+            raise ValueError(f"`seeds` must be 0 or above, each once, got {self.seeds}")
+        return self
+
+    @model_validator(mode="after")
+    def _replies_reach_the_server(self) -> OpenEnvConfig:
+        if self.import_path is None and "{reply}" not in str(self.action):
+            raise ValueError(f"`action`={self.action!r} has no '{{reply}}', so no reply would ever reach the server; put it into a text")
+        return self
 
 
 class VerifiersEnvConfig(EnvBase):
@@ -405,11 +418,13 @@ class VerifiersEnvConfig(EnvBase):
     type: Literal["verifiers"] = "verifiers"
     """Which environment: `reasoning_gym`, `questions`, `reverse_text`, `tools`, `feedback`, `python`, `agent`, `openenv` or `verifiers`."""
     taskset: str = Field(min_length=1)
-    """The importable module that exports its taskset, from where the run is started; refused if `run.allow_import_paths` is false."""
+    """The taskset, as verifiers names it: an installed package or a module, importable from where the run is started, or one of its own;
+    refused if `run.allow_import_paths` is false."""
     taskset_args: dict[str, Any] = {}
     """The taskset's own settings."""
-    harness: str = Field(default="null", min_length=1)
-    """The harness, by id or by importable module."""
+    harness: str | None = Field(default=None, min_length=1)
+    """The harness, named like a taskset; null takes the one that the taskset brings, else verifiers' chat loop, whose name is `null` too
+    and which needs the program `uv`. Refused if `run.allow_import_paths` is false."""
     harness_args: dict[str, Any] = {}
     """The harness's own settings."""
     runtime: dict[str, Any] = {"type": "subprocess"}
@@ -417,7 +432,26 @@ class VerifiersEnvConfig(EnvBase):
     num_tasks: int | None = Field(default=None, ge=1)
     """Tasks, the first ones; null takes all of them, and a taskset without an end needs a number."""
     budget: BudgetConfig = BudgetConfig(max_turns=64)
-    """When the harness's requests are refused."""
+    """When the harness's requests are refused; what it had done by then is scored."""
+    max_sessions: int | None = Field(default=None, ge=1)
+    """Rollouts at the same time, others wait for their turn; null plays all that are wanted, which may be many programs."""
+    load_deadline_s: float = Field(default=600.0, gt=0)
+    """How long the taskset may take to load, whatever it fetches meanwhile."""
+
+    @property
+    def gives_turn_rewards(self) -> bool:
+        """False: verifiers rewards whole rollouts."""
+        return False
+
+    @model_validator(mode="after")
+    def _taskset_words_its_own_prompts(self) -> VerifiersEnvConfig:
+        for name in ("system_prompt", "examples"):
+            if getattr(self, name):
+                raise ValueError(f"`{name}` has no place in an environment of type 'verifiers', whose taskset words the prompts; leave it out")
+        for name in ("taskset", "harness"):
+            if "id" in getattr(self, f"{name}_args"):
+                raise ValueError(f"`{name}_args` holds an `id`; set `{name}`")
+        return self
 
 
 EnvConfig = Annotated[

@@ -9,6 +9,7 @@ device or writes a file.
 from __future__ import annotations
 
 import argparse
+import copy
 import difflib
 import json
 import re
@@ -44,6 +45,8 @@ from jaxrl.config.schema import (
 from jaxrl.errors import ConfigError
 
 Root = TypeVar("Root", bound=Section)
+Source = str | Path | dict[str, Any]
+"""A TOML file, or its tables as they were made of a command line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,24 +124,27 @@ def parse_cli(argv: Sequence[str], parser: argparse.ArgumentParser | None = None
       ('a.toml', ['--run.max-steps=3'], True)
     """
     parser = parser or build_parser()
-    found, rest = _split(argv, root)
+    overrides, rest = take_overrides(argv, root)
     flags = parser.parse_args(rest)
     resume = getattr(flags, "resume", None)
     if (flags.config is None) == (resume is None):
         parser.error("give either --config FILE.toml or --resume RUN_DIR" if hasattr(flags, "resume") else "give --config FILE.toml")
-    overrides = [f"--{o.key}" if o.value is None else f"--{o.key}={o.value}" for o in found]
     if resume is None:
         return CommandLine(flags.config, overrides, flags)
     return CommandLine(resume / "config.toml", [f"--run.output_dir={resume}", *overrides], flags)
 
 
+def take_overrides(argv: Sequence[str], root: type[Section]) -> tuple[list[str], list[str]]:
+    """Return the configuration overrides of a command line, one token each, and the other tokens."""
+    found, rest = _split(argv, root)
+    return [f"--{o.key}" if o.value is None else f"--{o.key}={o.value}" for o in found], rest
+
+
 @overload
 def load_config_aloud(path: str | Path, overrides: Sequence[str], say: Callable[[str], None]) -> RunConfig: ...
 @overload
-def load_config_aloud(path: str | Path, overrides: Sequence[str], say: Callable[[str], None], root: type[Root]) -> Root: ...
-def load_config_aloud(
-    path: str | Path, overrides: Sequence[str], say: Callable[[str], None], root: type[Section] = RunConfig
-) -> Section:
+def load_config_aloud(path: Source, overrides: Sequence[str], say: Callable[[str], None], root: type[Root]) -> Root: ...
+def load_config_aloud(path: Source, overrides: Sequence[str], say: Callable[[str], None], root: type[Section] = RunConfig) -> Section:
     """Do what `load_config` does, and say each of its warnings as a sentence instead of a Python warning."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -151,8 +157,8 @@ def load_config_aloud(
 @overload
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig: ...
 @overload
-def load_config(path: str | Path, overrides: Sequence[str], root: type[Root]) -> Root: ...
-def load_config(path: str | Path, overrides: Sequence[str] = (), root: type[Section] = RunConfig) -> Section:
+def load_config(path: Source, overrides: Sequence[str], root: type[Root]) -> Root: ...
+def load_config(path: Source, overrides: Sequence[str] = (), root: type[Section] = RunConfig) -> Section:
     """Read a configuration from a TOML file and the command line.
 
     The command line wins over the file. Among overrides the more specific key wins whatever their order, and of two
@@ -161,7 +167,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = (), root: type[Sect
     type does not have. A section given in part keeps its parent's defaults for the rest.
 
     Args:
-      path: a TOML file.
+      path: a TOML file, or its tables.
       overrides: tokens `--a.b.c value`, `--a.b.c=value` or, for booleans, `--a.b.c`.
       root: what the file is read as.
 
@@ -172,8 +178,8 @@ def load_config(path: str | Path, overrides: Sequence[str] = (), root: type[Sect
       ConfigError: the file cannot be read, or any setting is unknown, of the wrong type, or inconsistent; all are
         listed.
     """
-    source = Path(path)
-    table = _read(source)
+    source = None if isinstance(path, dict) else Path(path)
+    table = copy.deepcopy(path) if isinstance(path, dict) else _read(Path(path))
     found, rest = _split(overrides, root)
     if rest:
         raise ConfigError(f"expected configuration overrides such as `--run.max_steps 10`, got {rest[0]!r}")
@@ -344,7 +350,7 @@ def _report(problems: list[str]) -> str:
     return f"{len(problems)} settings are wrong:\n" + "\n".join(f"- {problem}" for problem in problems)
 
 
-def _explain(error: ErrorDetails, root: type[Section], table: dict[str, Any], set_paths: list[KeyPath], source: Path) -> str:
+def _explain(error: ErrorDetails, root: type[Section], table: dict[str, Any], set_paths: list[KeyPath], source: Path | None) -> str:
     """Turn one pydantic error into a sentence: key, value, where it came from, what was expected, what to do."""
     path, section, field, annotation = _locate(error["loc"], root, table)
     if error["type"] == "value_error":
@@ -381,10 +387,10 @@ def _with_full_key(message: str, path: KeyPath, annotation: Any) -> str:
     return message if not path or f"`{dotted(path)}" in message else f"`{dotted(path)}`: {message}"
 
 
-def _origin(path: KeyPath, set_paths: list[KeyPath], source: Path) -> str:
+def _origin(path: KeyPath, set_paths: list[KeyPath], source: Path | None) -> str:
     """Return in words where a setting came from."""
     is_override = any(path[: len(p)] == p or p[: len(path)] == path for p in set_paths)
-    return "the command line" if is_override else f"`{source}`"
+    return "the command line" if is_override or source is None else f"`{source}`"
 
 
 def _locate(

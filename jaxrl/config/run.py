@@ -39,7 +39,7 @@ class RunSection(Section):
     compile_cache_dir: str | None = None
     """Folder of the compiled programs; null means `jaxrl/xla` in the user's cache folder. Programs in it are run: keep it yours alone."""
     allow_import_paths: bool = True
-    """False refuses every setting called `import_path`, such as a reward's: the setting for hosted use."""
+    """False refuses every setting that names code, an `import_path`, a `taskset` or a `harness`: the setting for hosted use."""
 
 
 class RunConfig(Section):
@@ -92,7 +92,8 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _import_paths_are_allowed(self) -> Self:
-        paths = [] if self.run.allow_import_paths else sorted(values_named("import_path", self))
+        named = [pair for name in ("import_path", "taskset", "harness") for pair in values_named(name, self)]
+        paths = [] if self.run.allow_import_paths else sorted(named)
         if paths:
             raise ValueError(
                 "; ".join(f"`{key}`={path!r}" for key, path in paths) + " would run code that is no part of jaxrl, and "

@@ -7,7 +7,7 @@ say) is checked where it is built (`tasks.build`).
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -64,6 +64,11 @@ class PythonGateConfig(Section):
 GateConfig = Annotated[AdvantageRangeGateConfig | RewardRangeGateConfig | PythonGateConfig, Field(discriminator="type")]
 
 
+def gate_name(config: AdvantageRangeGateConfig | RewardRangeGateConfig | PythonGateConfig) -> str:
+    """Return what a gate is called in metrics: the name of a function of yours, else its type."""
+    return config.name if isinstance(config, PythonGateConfig) else config.type
+
+
 class TasksBase(Section):
     """What every task sampler has."""
 
@@ -72,6 +77,13 @@ class TasksBase(Section):
     environment reports with each rollout, such as `service_spend`. Costs are counted and never weigh a task."""
     gates: list[GateConfig] = []
     """What a group must pass to get into a batch; all of them are asked, and one that is turned away is replaced."""
+
+    @model_validator(mode="after")
+    def _gates_have_names_of_their_own(self) -> Self:
+        names = [gate_name(gate) for gate in self.gates]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"two of `gates` are called {twice[0]!r}; keep one of them, or give a function of yours another `name`")
+        return self
 
 
 class SequentialTasksConfig(TasksBase):

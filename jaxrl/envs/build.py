@@ -15,6 +15,7 @@ from jaxrl.config.env import (
     AgentEnvConfig,
     EnvConfig,
     FeedbackEnvConfig,
+    OpenEnvConfig,
     PythonEnvConfig,
     QuestionsEnvConfig,
     ReasoningGymEnvConfig,
@@ -26,6 +27,7 @@ from jaxrl.envs.base import Environment
 from jaxrl.envs.feedback import FeedbackEnvironment, feedback_environment
 from jaxrl.envs.grading.scorer import reward_scorer
 from jaxrl.envs.imported import python_environment
+from jaxrl.envs.openenv.environment import openenv_environment
 from jaxrl.envs.questions import questions_environment
 from jaxrl.envs.reasoning_gym import reasoning_gym_environment
 from jaxrl.envs.reverse_text import reverse_text
@@ -71,6 +73,8 @@ def _build(config: EnvConfig) -> Environment:
             return python_environment(config)
         case AgentEnvConfig():
             return agent_environment(config)
+        case OpenEnvConfig():
+            return openenv_environment(config)
     raise ConfigError(f"no environment is built from {type(config).__name__}; add a case to `jaxrl.envs.build`")
 
 

@@ -11,6 +11,7 @@ import asyncio
 import time
 
 from jaxrl.envs.base import Environment, Outcome, Session
+from jaxrl.envs.deadline import rollout_deadline
 from jaxrl.envs.grading.worker import finite
 from jaxrl.errors import DeadlineError, EngineError, EnvError, GraderError, PromptTooLongError
 from jaxrl.types import Boundary, Rollout
@@ -34,7 +35,8 @@ async def play_rollout(env: Environment, rollout: Rollout, session: Session, dea
     deadline = asyncio.timeout(deadline_s)
     try:
         async with deadline:
-            outcome = await env.play(rollout.task.spec, session)
+            with rollout_deadline(deadline):
+                outcome = await env.play(rollout.task.spec, session)
         if deadline.expired():  # the environment swallowed the cancellation
             raise TimeoutError
         _write(outcome, rollout)

@@ -260,7 +260,7 @@ def _message_node(
     parent: int | None, turn: RenderedTurn, index: int, token_ids: np.ndarray, is_content: np.ndarray | None, *, is_retold: bool
 ) -> Node:
     message, reply = turn.messages[index], turn.replies.get(index)
-    calls = tuple(map(_call, message.get("tool_calls", ()))) if reply is None else reply.tool_calls
+    calls = tuple(map(given_call, message.get("tool_calls", ()))) if reply is None else reply.tool_calls
     content = message["content"] if reply is None else reply.content
     return Node(
         parent=parent,
@@ -274,7 +274,7 @@ def _message_node(
     )
 
 
-def _call(call: Mapping[str, Any]) -> ToolCall:
+def given_call(call: Mapping[str, Any]) -> ToolCall:
     """Return a call that a message of the environment holds, for people and logs."""
     name, arguments = call["function"]["name"], call["function"]["arguments"]
     if isinstance(arguments, str):

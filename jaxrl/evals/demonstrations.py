@@ -9,22 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from jaxrl.batching import rollout_to_samples
 from jaxrl.config.turns import History
-from jaxrl.envs.base import Environment, TaskSpec, demonstrated_turns
+from jaxrl.envs.base import Environment, demonstrated_turns
 from jaxrl.envs.play import play_rollout
 from jaxrl.envs.text_session import demonstration_session
 from jaxrl.envs.transcript import Window
 from jaxrl.errors import JaxrlError
-from jaxrl.inference.pool import Pool
-from jaxrl.inference.rendering import Renderer
-from jaxrl.tasks import task_of
-from jaxrl.types import Boundary, Rollout, TrainingSample
+from jaxrl.evals.policy import LivePolicy
+from jaxrl.types import Boundary, Rollout, Task, TrainingSample
 
 logger = logging.getLogger(__name__)
 
@@ -40,47 +38,35 @@ class DemonstrationScore:
 
 
 class DemonstrationScorer:
-    """Scores the demonstrations of a fixed list of tasks, as often as asked; they are rendered once.
+    """Scores an environment's demonstrations, as often as asked; each is rendered once.
 
     Args:
       env: the environment; tasks that it has no demonstration for are passed over.
-      tasks: which of its tasks.
-      renderer: messages to ids, with the policy's tokenizer.
-      window: prompt plus reply tokens that the policy can hold.
+      policy: who is asked.
       history: what a later turn makes of earlier ones.
       rollout_deadline_s: deadline of playing one demonstration, in seconds.
     """
 
-    def __init__(
-        self,
-        env: Environment,
-        tasks: Sequence[TaskSpec],
-        renderer: Renderer,
-        *,
-        window: int,
-        history: History = "template",
-        rollout_deadline_s: float = 300.0,
-    ) -> None:
+    def __init__(self, env: Environment, policy: LivePolicy, *, history: History = "template", rollout_deadline_s: float = 300.0) -> None:
         self._env = env
-        self._tasks = tasks
-        self._renderer = renderer
-        self._window = Window(window)
+        self._pool = policy.pool
+        self._renderer = policy.renderer
+        self._window = Window(policy.window)
         self._history: History = history
         self._rollout_deadline_s = rollout_deadline_s
-        self._samples: list[list[TrainingSample]] | None = None
+        self._samples: dict[str, list[TrainingSample]] = {}
 
-    async def score(self, pool: Pool, free: asyncio.Semaphore) -> list[DemonstrationScore | None]:
-        """Score every demonstration under what `pool` serves now.
+    async def score(self, tasks: Mapping[str, Task], free: asyncio.Semaphore) -> dict[str, DemonstrationScore | None]:
+        """Score every demonstration under what the policy serves now.
 
         Args:
-          pool: the policy.
+          tasks: by a name that stands for the task with its seed.
           free: how many requests may run at the same time.
 
         Returns:
           One entry per task, in their order; None where there is no demonstration, none that can be rendered, or no answer.
         """
-        if self._samples is None:
-            self._samples = await self._render(free)
+        await self._render({name: task for name, task in tasks.items() if name not in self._samples}, free)
         failures: list[JaxrlError] = []
 
         async def ask(samples: list[TrainingSample]) -> DemonstrationScore | None:
@@ -88,7 +74,7 @@ class DemonstrationScorer:
             try:
                 for sample in samples:
                     async with free:
-                        logprobs_L = await pool.score(sample.token_ids)
+                        logprobs_L = await self._pool.score(sample.token_ids)
                     nll -= float(np.sum(logprobs_L, where=sample.loss_mask, dtype=np.float64))
                     num_tokens += int(sample.loss_mask.sum())
             except JaxrlError as error:
@@ -97,19 +83,21 @@ class DemonstrationScorer:
             return DemonstrationScore(nll, num_tokens)
 
         async with asyncio.TaskGroup() as group:
-            asked = [group.create_task(ask(samples)) if samples else None for samples in self._samples]
+            shown = {name: self._samples[name] for name in tasks if self._samples[name]}
+            asked = {name: group.create_task(ask(samples)) for name, samples in shown.items()}
         if failures:
             logger.warning("env %r: %d demonstrations were not scored; the first one: %s", self._env.name, len(failures), failures[0])
-        return [None if task is None else task.result() for task in asked]
+        return {name: asked[name].result() if name in asked else None for name in tasks}
 
-    async def _render(self, free: asyncio.Semaphore) -> list[list[TrainingSample]]:
-        """Play the demonstrations through the environment, which knows what comes before a reply.
+    async def _render(self, tasks: Mapping[str, Task], free: asyncio.Semaphore) -> None:
+        """Play demonstrations through the environment, which knows what comes before a reply.
 
-        Returns:
-          One entry per task: the branches of its demonstration, one unless the chat template rewrites history; empty if there are none.
+        Keeps of each task the branches of its demonstration, one unless the chat template rewrites history; none if there is none.
         """
-        rollouts = [self._rollout(spec, index) for index, spec in enumerate(self._tasks)]
-        shown = [rollout for rollout in rollouts if self._env.demonstration(rollout.task.spec) is not None]
+        if not tasks:
+            return
+        rollouts = {name: self._rollout(task, name) for name, task in tasks.items()}
+        shown = [rollout for rollout in rollouts.values() if self._env.demonstration(rollout.task.spec) is not None]
 
         async def play(rollout: Rollout) -> None:
             demonstration, window, history = self._env.demonstration, self._window, self._history
@@ -133,7 +121,7 @@ class DemonstrationScorer:
             )  # fmt: skip
         if not shown:
             logger.warning("env %r: no task of the evaluation has a demonstration, so there is no `demonstration_nll`", self._env.name)
-        return [samples.get(id(rollout), []) for rollout in rollouts]
+        self._samples |= {name: samples.get(id(rollout), []) for name, rollout in rollouts.items()}
 
     def _is_broken(self, rollout: Rollout) -> bool:
         """Say whether the environment asked for more or fewer replies than the demonstration has; a failed scorer is of no concern."""
@@ -142,6 +130,5 @@ class DemonstrationScorer:
         turns = demonstrated_turns(self._env.demonstration(rollout.task.spec))
         return turns is not None and rollout.num_turns < len(turns)
 
-    def _rollout(self, spec: TaskSpec, index: int) -> Rollout:
-        task = task_of(self._env.name, spec)
-        return Rollout(task=task, group_id=f"demonstration/{self._env.name}/{index}", member=0, draw_index=index)
+    def _rollout(self, task: Task, name: str) -> Rollout:
+        return Rollout(task=task, group_id=f"demonstration/{self._env.name}/{name}", member=0, draw_index=0)

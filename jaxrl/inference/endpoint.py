@@ -11,9 +11,11 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
+
+from jaxrl.types import ToolCall
 
 NO_VERSION = -1
 """In place of a policy version: nothing is served, or the tokens are those of a frozen model, which has none."""
@@ -97,10 +99,13 @@ class ChatRequest:
 
     request_id: str
     """For messages."""
-    messages: tuple[Mapping[str, str], ...]
-    """`{"role": ..., "content": ...}`, at least one."""
+    messages: tuple[Mapping[str, Any], ...]
+    """At least one, each with `role` and `content`; an assistant's may have `tool_calls`, with JSON objects as arguments or the text that
+    is none, and a tool's has `tool_call_id`. Thinking is not sent back: some servers refuse it."""
     sampling: TokenSampling
     """How its tokens are sampled; `max_tokens` counts the server's own, and `stop_ids`, ids of another vocabulary, are not sent."""
+    tools: tuple[Mapping[str, Any], ...] = ()
+    """What the reply may call, as OpenAI's API has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,11 +113,20 @@ class ChatReply:
     """What a server wrote after a conversation."""
 
     text: str
-    """The reply, without the text of a stop id; a stop string that ended it is at its end, where the server says which one did."""
+    """The reply without what the server sets apart, and without the text of a stop id; a stop string that ended it is at its end, where
+    the server says which one did."""
     is_stopped: bool
     """False if the token limit cut it."""
     stop_string: str = ""
     """The stop string that ended it; empty if a stop id did, or the limit."""
+    reasoning: str = ""
+    """What the server set apart as thinking."""
+    tool_calls: tuple[ToolCall, ...] = ()
+    """The tools that it asks for; none unless the request offered some."""
+    num_tokens: int | None = None
+    """Tokens of the reply in the server's vocabulary; None if it does not say."""
+    num_prompt_tokens: int = 0
+    """Tokens that it was shown; 0 if the server does not say."""
 
 
 @dataclass(frozen=True, slots=True)

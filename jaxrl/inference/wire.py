@@ -23,6 +23,9 @@ from jaxrl.inference.endpoint import (
     Generation,
     TokenSampling,
 )
+from jaxrl.inference.rendering.messages import with_arguments_as_text
+from jaxrl.inference.rendering.tool_calls.json_text import JsonError, read_object, skip_space
+from jaxrl.types import ToolCall
 
 TOKENS_PATH, COMPLETIONS_PATH = "/inference/v1/generate", "/v1/completions"
 """The two routes that generate and score, the preferred one first; paths below the server's root."""
@@ -55,9 +58,16 @@ def generate_body(path: str, model: str, request: GenerateRequest) -> dict[str, 
 
 def chat_body(model: str, request: ChatRequest) -> dict[str, Any]:
     """Return the JSON body that asks for the next message of a conversation; every setting is written out, as in `generate_body`."""
-    settings = _settings(request.sampling)
-    messages = [{"role": message["role"], "content": message["content"]} for message in request.messages]
-    return {"model": model, "stream": False, "messages": messages, **settings}
+    messages = [_sent(message) for message in with_arguments_as_text([dict(message) for message in request.messages])]
+    offered = {"tools": [dict(tool) for tool in request.tools]} if request.tools else {}
+    return {"model": model, "stream": False, "messages": messages, **offered, **_settings(request.sampling)}
+
+
+def _sent(message: dict[str, Any]) -> dict[str, Any]:
+    """Return what is sent of a message; null stands for the text of one that has calls and none."""
+    sent = {"role": message["role"], "content": message["content"]}
+    sent |= {key: message[key] for key in ("name", "tool_call_id", "tool_calls") if message.get(key)}
+    return sent | {"content": None} if sent.get("tool_calls") and not sent["content"] else sent
 
 
 def score_body(path: str, model: str, token_ids: np.ndarray) -> dict[str, Any]:
@@ -125,16 +135,21 @@ def read_generation(content: bytes, path: str, request: GenerateRequest) -> Gene
 def read_chat(content: bytes, request: ChatRequest) -> ChatReply:
     """Return the reply in an answer to `chat_body`.
 
-    Only `content` is read. What a server sets apart (`reasoning_content`) is no part of the reply: serve the model without a
-    reasoning parser to learn from its thinking too.
+    `text` is the `content` alone. What a server sets apart (`reasoning_content`) is no part of it: serve the model without a reasoning
+    parser to learn from its thinking too.
 
     Raises:
-      EngineError: the answer is no JSON, holds no text, or the reply did not end by itself or by the token limit.
+      EngineError: the answer is no JSON, holds no text and no call of a tool that was offered, or the reply did not end by itself or by
+        the token limit.
     """
-    _, choice = _open(content)
-    reason = _finish_reason(choice)
+    answer, choice = _open(content)
     message = choice.get("message")
-    text = message.get("content") if isinstance(message, dict) else None
+    table = message if isinstance(message, dict) else {}
+    calls = _read_calls(table.get("tool_calls")) if request.tools else ()
+    reason = FinishReason.STOP if calls and choice.get("finish_reason") == "tool_calls" else _finish_reason(choice)
+    text = table.get("content")
+    if text is None and calls:
+        text = ""
     if not isinstance(text, str):
         raise EngineError(f"the server answered with the message {_shown(message)}, expected one with a text as `content`")
     if reason is FinishReason.CANCELLED:
@@ -142,7 +157,48 @@ def read_chat(content: bytes, request: ChatRequest) -> ChatReply:
     is_stopped = reason is FinishReason.STOP
     ended_by = choice.get("stop_reason") if is_stopped else None
     stop_string = ended_by if isinstance(ended_by, str) and ended_by in request.sampling.stop else ""
-    return ChatReply(text=text + stop_string, is_stopped=is_stopped, stop_string=stop_string)
+    thought = table.get("reasoning_content") or table.get("reasoning")
+    num_tokens, num_prompt = _read_usage(answer.get("usage"))
+    return ChatReply(
+        text=text + stop_string,
+        is_stopped=is_stopped,
+        stop_string=stop_string,
+        reasoning=thought if isinstance(thought, str) else "",
+        tool_calls=calls,
+        num_tokens=num_tokens,
+        num_prompt_tokens=num_prompt or 0,
+    )
+
+
+def _read_usage(usage: Any) -> tuple[int | None, int | None]:
+    """Return the tokens of the reply and of its prompt; None where the server does not say."""
+    counts = usage if isinstance(usage, dict) else {}
+    num_tokens, num_prompt = (counts.get(key) for key in ("completion_tokens", "prompt_tokens"))
+    return num_tokens if _is_int(num_tokens) else None, num_prompt if _is_int(num_prompt) else None
+
+
+def _read_calls(calls: Any) -> tuple[ToolCall, ...]:
+    """Return the calls of a reply; one whose arguments are no JSON object is malformed, which is the model's doing."""
+    if calls is None:
+        return ()
+    if not isinstance(calls, list):
+        raise EngineError(f"the server answered `tool_calls`={_shown(calls)}, expected a list of calls")
+    return tuple(_read_call(call) for call in calls)
+
+
+def _read_call(call: Any) -> ToolCall:
+    function = call.get("function") if isinstance(call, dict) else None
+    name, raw = (function.get("name"), function.get("arguments")) if isinstance(function, dict) else (None, None)
+    if not isinstance(name, str) or not isinstance(raw, str | None) or not isinstance(call.get("id"), str):
+        raise EngineError(f"the server answered with the call {_shown(call)}, expected an `id`, a name and the JSON text of arguments")
+    raw = raw or "{}"
+    try:
+        members, end = read_object(raw, skip_space(raw, 0))
+        if skip_space(raw, end) < len(raw):
+            raise JsonError(f"something follows the object at character {end}")
+    except JsonError as error:
+        return ToolCall(call["id"], name, None, raw=raw, error=f"the arguments of {name!r} are no JSON object: {error}")
+    return ToolCall(call["id"], name, {key: member.value for key, member in members.items()}, raw=raw)
 
 
 def read_scores(content: bytes, token_ids: np.ndarray) -> np.ndarray:

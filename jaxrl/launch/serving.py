@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import logging
 import math
 import os
 import socket
@@ -23,8 +22,6 @@ import uvicorn
 
 from jaxrl.config.serve import ServeConfig, ServerConfig
 from jaxrl.devices import DeviceThread
-from jaxrl.engine.client import EmbeddedEndpoint
-from jaxrl.engine.engine import Engine
 from jaxrl.engine.server import Backend, Service
 from jaxrl.errors import ConfigError
 from jaxrl.inference.frozen import api_key
@@ -32,11 +29,10 @@ from jaxrl.inference.rendering import Renderer
 from jaxrl.inference.rendering.known_models import load_renderer
 from jaxrl.launch.arrays import check_window
 from jaxrl.launch.compile_cache import use_compile_cache
+from jaxrl.launch.engines import device_thread, start_engine
 from jaxrl.launch.side_by_side import ctrl_c
 from jaxrl.models import load_pretrained
 from jaxrl.weights.memory import WeightStore
-
-logger = logging.getLogger(__name__)
 
 KEEP_ALIVE_S = 60
 """How long an idle connection stays open: clients keep theirs in pools."""
@@ -74,7 +70,7 @@ def serve(config: ServeConfig, say: Say, on_ready: Callable[[Running], None] | N
     renderer = load_renderer(config.model.name, renderer=config.model.renderer, tool_format=config.model.tool_format)
     service = Service(config, api_key(config.server.api_key_var, os.environ, "server.api_key_var"))
     use_compile_cache(is_on=config.server.compile_cache, directory=config.server.compile_cache_dir)
-    with contextlib.closing(_listen(config.server)) as listener, _device_thread(config.server.shutdown_deadline_s) as device:
+    with contextlib.closing(_listen(config.server)) as listener, device_thread(config.server.shutdown_deadline_s) as device:
         try:
             asyncio.run(_serve(config, service, renderer, listener, device, say, on_ready))
         finally:
@@ -149,18 +145,8 @@ def load_backend(config: ServeConfig, renderer: Renderer, device: DeviceThread, 
     store.publish(0, params)
     del params
     max_logprobs = config.server.max_logprobs
-    engine = Engine(model.spec, store.get(0), config.engine, version=0, decode_text=renderer.decode, max_logprobs=max_logprobs)
-    engine.warm_up(lambda name, done, total: progress(f"compiling {name} ({done + 1} of {total})"))
-
-    def tick() -> None:
-        try:
-            engine.tick()
-        except Exception:
-            logger.exception("the engine failed; every request is refused from now on")
-            raise
-
-    device.attach_engine(engine.has_work, tick)
-    return Backend(engine, EmbeddedEndpoint(engine, device, store), renderer)
+    engine, endpoint = start_engine(model.spec, store, config.engine, renderer, device, progress, max_logprobs=max_logprobs)
+    return Backend(engine, endpoint, renderer)
 
 
 class _Interrupted(Exception):
@@ -174,16 +160,6 @@ class _Uvicorn(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Capture none."""
         yield
-
-
-@contextlib.contextmanager
-def _device_thread(stop_deadline_s: float) -> Iterator[DeviceThread]:
-    device = DeviceThread("device")
-    device.start()
-    try:
-        yield device
-    finally:
-        device.stop(stop_deadline_s)
 
 
 def _listen(config: ServerConfig) -> socket.socket:

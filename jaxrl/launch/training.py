@@ -28,7 +28,7 @@ from jaxrl.engine.client import EmbeddedEndpoint
 from jaxrl.envs.base import Environment
 from jaxrl.envs.build import build_environment, require_disjoint_questions
 from jaxrl.errors import ConfigError, ModelLoadError, RunFailedError
-from jaxrl.evals.harness import EnvEvalHarness
+from jaxrl.evals import DemonstrationScorer, EnvEvalHarness, EvalConfig, EvalParameters, LivePolicy
 from jaxrl.inference.pool import PolicyPool
 from jaxrl.inference.rendering import Renderer
 from jaxrl.inference.rendering.known_models import load_renderer
@@ -277,35 +277,42 @@ def _build_orchestrator(
     )
 
 
-def _evaluate(
-    config: RunConfig, heldout: Sequence[Environment], pool: PolicyPool, renderer: Renderer, monitors: MonitorSet
-) -> Evaluate:
+def _evaluate(config: RunConfig, heldout: Sequence[Environment], pool: PolicyPool, renderer: Renderer, monitors: MonitorSet) -> Evaluate:
     """Return the function that measures the served policy on every held-out environment."""
     settings = config.orchestrator.eval
-    harnesses = [
-        EnvEvalHarness(
-            env,
-            pool,
-            renderer,
-            env_config.sampling or settings.sampling,
-            run_seed=config.run.seed,
-            window=config.engine.max_model_len,
-            num_tasks=settings.num_tasks,
-            success_threshold=settings.success_threshold,
-            demonstration_nll=settings.demonstration_nll,
-            history=env_config.history,
-            concurrency=2 * config.engine.num_slots,
-            rollout_deadline_s=env_config.rollout_deadline_s,
-            on_progress=functools.partial(monitors.progress, f"evaluating {env.name}"),
+    policy = LivePolicy(pool, renderer, config.run.seed, config.engine.max_model_len)
+    measured = [
+        (
+            EnvEvalHarness(
+                env,
+                policy,
+                history=env_config.history,
+                demonstrations=DemonstrationScorer(
+                    env, policy, history=env_config.history, rollout_deadline_s=env_config.rollout_deadline_s
+                )
+                if settings.demonstration_nll
+                else None,
+                concurrency=2 * config.engine.num_slots,
+                rollout_deadline_s=env_config.rollout_deadline_s,
+                on_progress=functools.partial(monitors.progress, f"evaluating {env.name}"),
+            ),
+            EvalConfig(
+                dataset=env.name,
+                eval_parameters=EvalParameters(
+                    limit=settings.num_tasks,
+                    sampling=env_config.sampling or settings.sampling,
+                    success_threshold=settings.success_threshold,
+                ),
+            ),
         )
         for env_config, env in zip(settings.env, heldout, strict=True)
     ]
 
     async def evaluate(step: int, version: int) -> None:
-        for env, harness in zip(heldout, harnesses, strict=True):
-            with failing_in(f"environment {env.name!r}"):
-                result = await harness.run(step)
-            scores = result.scores | {"policy_version": float(version)}
+        for harness, asked in measured:
+            with failing_in(f"environment {harness.env_name!r}"):
+                result = await harness.run(asked, step=step)
+            scores = result.flat_scores() | {"policy_version": float(version)}
             await asyncio.to_thread(monitors.log_eval, step, result.env_name, scores, result.rows)
             logger.info("evaluation of %r at step %d: %s", result.env_name, step, scores)
 

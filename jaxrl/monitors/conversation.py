@@ -108,7 +108,7 @@ def _header(record: Mapping[str, Any], nodes: Sequence[Node]) -> list[Text]:
     ]
     lines = [Text(_joined(names), "bold"), Text(_joined(facts), "dim")]
     if error := record.get("error"):
-        words = f"failed at {error.get('boundary')}: {error.get('type')}: {error.get('message')}"
+        words = f"failed at {error.get('boundary') or error.get('stage')}: {error.get('type')}: {error.get('message')}"
         lines += [Text(line, "red") for line in harmless(words).split("\n")]
     return lines
 

@@ -27,6 +27,7 @@ from rich.text import Text
 
 from jaxrl.monitors import metrics
 from jaxrl.monitors.conversation import conversation
+from jaxrl.monitors.curriculum import kinds_in_words
 from jaxrl.monitors.learning import Curve, Learning
 
 logger = logging.getLogger(__name__)
@@ -127,6 +128,7 @@ class Terminal:
         self._meters: dict[str, Callable[[], str]] = {}
         self._status = ""
         self._status_shown = -_STATUS_EVERY_S
+        self._kinds_shown: float | None = None
         self._lock = threading.RLock()
         self._printed_s = self._started
         self._ticker: threading.Thread | None = None
@@ -143,7 +145,7 @@ class Terminal:
                 handler.setStream(sys.stderr)
 
     def step(self, step: int, values: Mapping[str, float]) -> None:
-        """Show a finished step."""
+        """Show a finished step; what its task samplers make of kinds of tasks is in a log once in half a minute."""
         with self._lock:
             if self._step == self._first_step:
                 self._first_done = (step, self._clock())
@@ -153,6 +155,11 @@ class Terminal:
         if self._live is None:
             width = len(str(self._max_steps))
             self._print(f"step {step:>{width}}/{self._max_steps}  " + "  ".join(f"{k} {v}" for k, v in figures))
+            kinds = kinds_in_words(values)
+            if kinds and (self._kinds_shown is None or self._clock() - self._kinds_shown >= _STATUS_EVERY_S):
+                self._kinds_shown = self._clock()
+                for line in kinds:
+                    self._print(line)
 
     def evaluation(self, step: int, env_name: str, scores: Mapping[str, float]) -> None:
         """Show the scores of an evaluation."""
@@ -287,6 +294,7 @@ class Terminal:
             if self._values:
                 figures = self._learning.figures(self._values) + _figures(self._values)
                 parts.append(_figure_grid(figures, self._console.width - _FRAME))
+                parts += [Text(line, style="cyan", overflow="ellipsis", no_wrap=True) for line in kinds_in_words(self._values)]
             # An empty line when nothing is waited for: a view that changes its height flickers.
             parts.append(Text(self._status, style="yellow"))
         return Panel(Group(*parts), title=Text(f"jaxrl · {self._name}"), title_align="left", border_style="dim")

@@ -127,6 +127,9 @@ def _advice(tally: StepTally) -> str:
     """Say what to do about the buckets that took the rollouts, and about no other."""
     buckets = tally.count_buckets()
     sentences = []
+    if buckets[Bucket.GATED]:
+        words = tally.gates_in_words()
+        sentences.append(f"{words[:1].upper()}{words[1:]}: widen them, or leave them out of the environment's `tasks.gates`")
     if tally.metrics().get(names.ZERO_SIGNAL_FRAC):
         sentences.append(
             "Equal rewards in every group carry no signal, and the one reward of a group of one always is equal: use tasks that the policy "

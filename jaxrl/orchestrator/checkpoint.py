@@ -12,12 +12,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jaxrl.errors import CheckpointError
+from jaxrl.errors import CheckpointError, RunFailedError
 from jaxrl.monitors.ledger import Ledger
 from jaxrl.orchestrator.batcher import Batcher
 from jaxrl.orchestrator.draws import Draw, DrawSource
 from jaxrl.orchestrator.groups import OpenGroup
 from jaxrl.orchestrator.sampler import TrainEnv
+from jaxrl.orchestrator.tasking import check_state_is_json
 
 FORMAT = 1
 
@@ -37,7 +38,7 @@ class RunState:
     """What the batcher remembers between steps."""
     undecided: list[Draw]
     """Drawn and not trained: in flight, queued, or still to be drawn again; in draw order. Played anew after a
-    restart."""
+    restart; the task samplers, whose state has the queued ones in it, do not learn from those a second time."""
 
 
 def encode_state(state: RunState) -> bytes:
@@ -59,8 +60,7 @@ def decode_state(data: bytes) -> RunState:
         state = RunState(**values)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(
-            f"the orchestrator's part of the checkpoint cannot be read ({type(error).__name__}: {error}); "
-            "resume from another one"
+            f"the orchestrator's part of the checkpoint cannot be read ({type(error).__name__}: {error}); resume from another one"
         ) from error
     if found != FORMAT:
         raise CheckpointError(f"the orchestrator's part of the checkpoint has format {found!r}, expected {FORMAT}")
@@ -77,18 +77,29 @@ class Stateful:
     batcher: Batcher
 
     def capture(self, step: int, in_flight: Iterable[OpenGroup]) -> bytes:
-        """Return the present state as that of `step`; groups in flight and in the queue are to be played again."""
-        held = sorted([*in_flight, *(kept.source for kept in self.batcher.waiting)], key=lambda opened: opened.order)
-        return encode_state(
-            RunState(
-                step=step,
-                source=self.source.state_dict(),
-                algorithms={env.name: env.algorithm.state_dict() for env in self.envs},
-                ledger=self.ledger.state_dict(),
-                batcher=self.batcher.state_dict(),
-                undecided=[opened.draw for opened in held] + self.source.to_redraw,
-            )
+        """Return the present state as that of `step`; groups in flight and in the queue are to be played again.
+
+        Raises:
+          RunFailedError: a task sampler failed, or something that is to be kept is no JSON value.
+        """
+        held = [(opened.order, opened.draw) for opened in in_flight]
+        held += [(kept.source.order, kept.source.draw._replace(is_counted=True)) for kept in self.batcher.waiting]
+        state = RunState(
+            step=step,
+            source=self.source.state_dict(),
+            algorithms={env.name: env.algorithm.state_dict() for env in self.envs},
+            ledger=self.ledger.state_dict(),
+            batcher=self.batcher.state_dict(),
+            undecided=[draw for _, draw in sorted(held, key=lambda entry: entry[0])] + self.source.to_redraw,
         )
+        try:
+            return encode_state(state)
+        except (TypeError, ValueError) as error:
+            for env in self.envs:
+                check_state_is_json(env)
+            raise RunFailedError(
+                f"step {step}: a checkpoint cannot hold the state of the run ({error}); tasks, and what an algorithm remembers, must be JSON values"
+            ) from error
 
     def restore(self, data: bytes) -> int:
         """Take on a captured state and return its step.

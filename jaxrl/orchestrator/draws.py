@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxrl.orchestrator.sampler import TrainEnv
+from jaxrl.orchestrator.tasking import draw_task, sampler_state
 
 
 class Draw(NamedTuple):
@@ -23,6 +24,9 @@ class Draw(NamedTuple):
     """The task, as the environment's task sampler handed it out."""
     draw_index: int
     """Which draw of its environment it is; part of the sampling key, so a task drawn again is sampled anew."""
+    is_counted: bool = False
+    """True if its task sampler has learnt from a group of this draw already, in an earlier process that did not come to train on it:
+    what is played again is no further result of its task."""
 
 
 def pick_index(ratios: Sequence[float], seed: int, num_draws: int) -> int:
@@ -65,11 +69,15 @@ class DrawSource:
         return list(self._again)
 
     def draw(self) -> Draw:
-        """Return the next draw; draws to be repeated come first, as they were."""
+        """Return the next draw; draws to be repeated come first, as they were.
+
+        Raises:
+          RunFailedError: the task sampler failed, or has no task left.
+        """
         if self._again:
             return self._again.popleft()
         env = list(self._envs.values())[pick_index(self._ratios, self._seed, self._num_draws)]
-        draw = Draw(env.name, next(env.tasks), self._draw_indices[env.name])
+        draw = Draw(env.name, draw_task(env), self._draw_indices[env.name])
         self._num_draws += 1
         self._draw_indices[env.name] += 1
         return draw
@@ -77,7 +85,7 @@ class DrawSource:
     def state_dict(self) -> dict[str, Any]:
         """Return the counts and the task samplers' states, as a JSON object."""
         envs = {
-            name: {"num_draws": self._draw_indices[name], "tasks": env.tasks.state_dict()}
+            name: {"num_draws": self._draw_indices[name], "tasks": sampler_state(env), "cost": env.cost}
             for name, env in self._envs.items()
         }
         return {"num_draws": self._num_draws, "envs": envs}
@@ -90,17 +98,23 @@ class DrawSource:
           again: draws to be handed out once more, in their order, before any new one.
 
         Raises:
-          ValueError: the state is of other environments or of other tasks.
+          ValueError: the state is of other environments, of other tasks or of another cost.
         """
         if set(state["envs"]) != set(self._envs):
             raise ValueError(
                 f"the state is of the environments {sorted(state['envs'])}, but the run has {sorted(self._envs)}"
             )
         for name, env in self._envs.items():
+            saved = state["envs"][name]
+            counted = saved.get("cost", env.cost)
+            if counted != env.cost:
+                raise ValueError(f"environment {name!r}: its costs were counted in {counted!r} so far, but `tasks.cost`={env.cost!r}")
             try:
-                env.tasks.load_state_dict(state["envs"][name]["tasks"])
-            except ValueError as error:
-                raise ValueError(f"environment {name!r}: {error}") from error
-            self._draw_indices[name] = int(state["envs"][name]["num_draws"])
+                env.tasks.load_state_dict(saved["tasks"])
+            except Exception as error:
+                # A sampler may be the user's own, and raise what it likes.
+                kind = "" if isinstance(error, ValueError) else f"its task sampler raised {type(error).__name__}: "
+                raise ValueError(f"environment {name!r}: {kind}{error}") from error
+            self._draw_indices[name] = int(saved["num_draws"])
         self._num_draws = int(state["num_draws"])
         self._again = deque(again)

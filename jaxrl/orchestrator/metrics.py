@@ -38,6 +38,10 @@ class StepTally:
         self._num_partial_groups = 0
         self._matched: Counter[str] = Counter()
         self._examined: Counter[str] = Counter()
+        self._missing_costs: Counter[str] = Counter()
+        self._num_asked: Counter[str] = Counter()
+        self._num_admitted: Counter[str] = Counter()
+        self._let_in: dict[str, Counter[str]] = {}
 
     def add_rollout(self, order: int, rollout: Rollout) -> None:
         """Enter a decided rollout of the group at position `order` in the order of draws."""
@@ -60,6 +64,24 @@ class StepTally:
         """Enter what one pass of filters matched; a filter that stands in both places sees a rollout twice."""
         self._matched.update(matched)
         self._examined.update(dict.fromkeys(matched, num_examined))
+
+    def add_missing_costs(self, env_name: str, num_missing: int) -> None:
+        """Enter how many rollouts of a group did not report what they cost; 0 says that they all did."""
+        self._missing_costs[env_name] += num_missing
+
+    def add_answers(self, env_name: str, answers: Mapping[str, bool]) -> None:
+        """Enter what each gate of an environment said of one group."""
+        self._num_asked[env_name] += 1
+        self._num_admitted[env_name] += all(answers.values())
+        self._let_in.setdefault(env_name, Counter()).update(answers)
+
+    def gates_in_words(self) -> str:
+        """Say how many groups each environment's gates let in, and how often each gate said no; empty if no gate was asked."""
+        sentences = []
+        for env_name, asked in self._num_asked.items():
+            refusals = ", ".join(f"{name!r} said no to {asked - let_in}" for name, let_in in self._let_in[env_name].items())
+            sentences.append(f"the gates of environment {env_name!r} let in {self._num_admitted[env_name]} of {asked} groups ({refusals})")
+        return "; ".join(sentences)
 
     def rollouts(self) -> list[Rollout]:
         """Return the decided rollouts in draw order, then by member."""
@@ -107,6 +129,14 @@ class StepTally:
         for name, examined in self._examined.items():
             if examined:
                 values[names.filter_frac(name)] = self._matched[name] / examined
+        return values | self._task_metrics()
+
+    def _task_metrics(self) -> dict[str, float]:
+        """Return what was noted of tasks beside what their samplers report."""
+        values = {names.task_metric(env_name, names.MISSING_COSTS): float(count) for env_name, count in self._missing_costs.items()}
+        for env_name, asked in self._num_asked.items():
+            values[names.task_metric(env_name, names.ADMISSION_FRAC)] = self._num_admitted[env_name] / asked
+            values |= {names.gate_frac(env_name, gate): let_in / asked for gate, let_in in self._let_in[env_name].items()}
         return values
 
 

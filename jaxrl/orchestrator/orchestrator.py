@@ -45,6 +45,7 @@ from jaxrl.orchestrator.rules import expected_step, is_stale, lead_steps, may_di
 from jaxrl.orchestrator.sampler import TrainEnv
 from jaxrl.orchestrator.shipping import BatchMaker, ShippedStep
 from jaxrl.orchestrator.sink import TRUNCATED, Sink
+from jaxrl.orchestrator.tasking import sampler_metrics
 from jaxrl.orchestrator.watcher import Evaluations, watch_versions
 from jaxrl.types import Bucket, Rollout, TrainBatch
 
@@ -333,7 +334,7 @@ class Orchestrator:
     def _step_metrics(self, batch: TrainBatch, trained: list[Rollout]) -> dict[str, float]:
         values = self._tally.metrics() | self._ledger.metrics() | staleness_metrics(batch.step, trained) | member_metrics(trained)
         for env in self._envs:
-            values |= {names.task_metric(env.name, counter): value for counter, value in env.tasks.metrics().items()}
+            values |= {names.task_metric(env.name, counter): value for counter, value in sampler_metrics(env).items()}
         return values | {names.OVERLONG_SAMPLES: float(len(batch.overlong))}
 
     async def _wait(self) -> None:

@@ -7,6 +7,7 @@ elsewhere.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jaxrl.config.turns import Truncated
@@ -17,6 +18,7 @@ from jaxrl.orchestrator.algo import Algorithm
 from jaxrl.orchestrator.ports import ConnectedPool
 from jaxrl.orchestrator.sources import Source
 from jaxrl.tasks import TaskSampler
+from jaxrl.tasks.gates import Gate
 from jaxrl.types import Rollout
 
 
@@ -76,3 +78,7 @@ class TrainEnv:
     """Who credits it."""
     truncated: Truncated = "train"
     """What becomes of a rollout that a limit cut short."""
+    cost: str = "completion_tokens"
+    """What a rollout costs: `completion_tokens`, or the name of a number that the environment reports with each rollout."""
+    gates: Sequence[Gate] = ()
+    """What a group must pass to get into a batch."""

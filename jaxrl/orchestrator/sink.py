@@ -1,8 +1,8 @@
 """Takes rollouts as they arrive, credits complete groups, and commits them one by one.
 
 In: each played rollout once. Out: finished groups in the order in which they may be committed, then the rollouts of
-each that are fit for a batch: the task sampler has learnt from the group, the failed are filed, the filters applied. A
-failing hook fails rollouts, not the run; too many failures in a row end it.
+each that are fit for a batch: the task sampler has learnt from the group, the failed are filed, the gates have let the group in, the
+filters are applied. A failing hook fails rollouts, not the run; too many failures in a row end it.
 
     who waits             for what                                  unblocked by
     an arriving rollout   a place among its environment's hooks     a hook that ends (each has a deadline)
@@ -30,6 +30,7 @@ from jaxrl.orchestrator.filters import Filter, apply_filters
 from jaxrl.orchestrator.groups import KeptGroup, OpenGroup
 from jaxrl.orchestrator.metrics import StepTally
 from jaxrl.orchestrator.sampler import TrainEnv
+from jaxrl.orchestrator.tasking import CostReader, ask, learn
 from jaxrl.types import Boundary, Bucket, Rollout, filtered
 
 MAX_SCORING_HOOKS = 64
@@ -69,6 +70,7 @@ class Sink:
         # Two rows, because a rollout that arrived whole may still fail when its group is credited, much later.
         self._arrival_failures = FailureBudget(max_consecutive_failures)
         self._credit_failures = FailureBudget(max_consecutive_failures)
+        self._costs = CostReader()
         self._on_change = on_change
         self._hooks: dict[str, asyncio.Semaphore] = {}
         self._newest: OpenGroup | None = None
@@ -96,7 +98,10 @@ class Sink:
             await self._credit(opened)
 
     def commit(self, opened: OpenGroup) -> KeptGroup | None:
-        """Let the task sampler learn from a finished group, file what cannot be trained on, and filter the rest.
+        """Let the task sampler learn from a finished group, file what cannot be trained on, ask the gates, and filter the rest.
+
+        The sampler learns from every group that comes here, whatever gates and filters make of it later, and once from each draw. The gates
+        see all survivors, also those that are truncated and not trained on: they are in the baseline.
 
         A rollout without a reward is not trained on, whichever loss its tokens would feed: that an environment could not
         score it says that something about it is amiss. An environment that has nothing to measure gives 0.
@@ -106,16 +111,28 @@ class Sink:
 
         Returns:
           The rollouts that are fit for a batch, still pending; None if there is none.
+
+        Raises:
+          RunFailedError: the task sampler or a gate failed.
         """
-        rollouts = opened.group.rollouts
-        # The reward of one that is dropped as truncated is missing here, as it is in the baseline: its group learns nothing from it.
-        rewards = [r.reward if r.is_scored and r.samples else None for r in rollouts]
-        opened.env.tasks.update(opened.draw.spec, rewards, [float(r.num_completion_tokens) for r in rollouts])
+        env, rollouts = opened.env, opened.group.rollouts
+        if not opened.draw.is_counted:
+            costs, num_missing = self._costs.read(env, rollouts)
+            learn(env, opened.draw.spec, rollouts, costs)
+            if num_missing is not None:
+                self._tally.add_missing_costs(env.name, num_missing)
         self._tally.add_group(rollouts)
         self.decide(opened, [r for r in rollouts if r.failure is not None], Bucket.ERRORED)
         self.decide(opened, [r for r in rollouts if r.failure is None and r.reward is None], Bucket.UNSCORED)
-        survivors = self._without_truncated(opened)
-        kept = self.filter([KeptGroup(opened, survivors)], self._filters)
+        survivors = opened.group.survivors
+        trainable = self._without_truncated(opened)
+        if survivors and env.gates:
+            answers = ask(env, survivors)
+            self._tally.add_answers(env.name, answers)
+            if not all(answers.values()):
+                self.decide(opened, trainable, Bucket.GATED)
+                return None
+        kept = self.filter([KeptGroup(opened, trainable)], self._filters)
         return kept[0] if kept else None
 
     def filter(self, groups: Iterable[KeptGroup], filters: Sequence[Filter]) -> list[KeptGroup]:

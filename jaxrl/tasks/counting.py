@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from jaxrl.tasks.identity import checked_count, checked_number
+
 
 @dataclass(slots=True)
 class GroupCounters:
@@ -84,9 +86,14 @@ class GroupCounters:
         """Return the counters of a saved state.
 
         Raises:
-          ValueError: the state is not one of these counters.
+          ValueError: the state is not one of these counters, or a value of it none that they can have.
         """
         names = {field.name for field in fields(cls)}
         if not isinstance(state, dict) or set(state) != names:
             raise ValueError(f"a state of group counters has the keys {sorted(names)}, got {state!r}")
+        for name, value in state.items():
+            if name != "cost":
+                checked_count(value, f"counter {name!r}")
+        if state["cost"] is not None:
+            checked_number(state["cost"], "counter 'cost'")
         return cls(**state)

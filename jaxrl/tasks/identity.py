@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 
 from jaxrl.tasks.base import TaskSpec
@@ -61,25 +62,45 @@ def fingerprint(tasks: Sequence[TaskSpec]) -> str:
     return _digest(list(tasks))
 
 
-def check_state(state: object, expected: Mapping[str, object], positions: Sequence[str]) -> None:
+def check_state(state: object, settings: Mapping[str, object], holds: Sequence[str]) -> None:
     """Refuse a saved state that is not of this sampler.
 
     Args:
       state: what a `load_state_dict` was given.
-      expected: keys whose values must be equal: the kind of sampler, the fingerprint of its tasks, its settings.
-      positions: keys that must hold an integer >= 0.
+      settings: keys whose values must be equal: the kind of sampler, the fingerprint of its tasks, what else its draws depend on.
+      holds: the other keys, all of which it must have.
 
     Raises:
       ValueError: says which key differs.
     """
     if not isinstance(state, Mapping):
         raise ValueError(f"the state of a task sampler is a dict, got {type(state).__name__}")
-    for key, value in expected.items():
+    for key, value in settings.items():
         if state.get(key) != value:
             raise ValueError(f"the state is of another task sampler: {key!r} is {state.get(key)!r}, expected {value!r}")
-    for key in positions:
-        if type(state.get(key)) is not int or state[key] < 0:
-            raise ValueError(f"the state of the task sampler is damaged: {key!r} is {state.get(key)!r}, expected an integer >= 0")
+    if missing := [key for key in holds if key not in state]:
+        raise ValueError(f"the state of the task sampler is damaged: it has no {missing[0]!r}")
+    if unknown := sorted(map(str, set(state) - set(settings) - set(holds))):
+        raise ValueError(f"the state is of another task sampler: this one knows no {unknown[0]!r}")
+
+
+def checked_count(value: object, what: str) -> int:
+    """Return a number of a saved state; raises ValueError unless it is an integer >= 0.
+
+    Example:
+      >>> checked_count(3, "'cursor'")
+      3
+    """
+    if type(value) is not int or value < 0:
+        raise ValueError(f"the state of the task sampler is damaged: {what} is {value!r}, expected an integer >= 0")
+    return value
+
+
+def checked_number(value: object, what: str) -> float:
+    """Return a number of a saved state; raises ValueError unless it is finite and not negative."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise ValueError(f"the state of the task sampler is damaged: {what} is {value!r}, expected a number >= 0")
+    return value
 
 
 def _digest(value: object) -> str:

@@ -1,90 +1,83 @@
 """Tasks in the order of their list.
 
-In: a task list. Out: its tasks, first to last, and from the start again unless told to end. What the groups score is
-counted and changes no draw.
+In: a task list, and seeds if each task is to be played under several. Out: its tasks, first to last, and from the start again unless told
+to end. What the groups score is counted and changes no draw.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxrl.tasks.base import TaskSpec
-from jaxrl.tasks.counting import GroupCounters
-from jaxrl.tasks.identity import check_state, fingerprint, task_id, unique_task_ids
+from jaxrl.tasks.finite import FiniteSampler
+from jaxrl.tasks.identity import checked_count
 
 
-class SequentialSampler:
+class SequentialSampler(FiniteSampler):
     """Draws tasks in their order; implements `TaskSampler`.
 
     Args:
       tasks: at least one, with distinct ids; handed out as they are, never changed.
+      seeds: draw each task once for each of these, one seed after the other, as a copy of its spec with a `seed`; None draws the specs
+        themselves.
       repeat: start again after the last task; False makes iteration stop there, and `sample` return what is left.
 
     Raises:
-      ValueError: no task, or two with one id.
+      ValueError: no task, two with one id, no seed or one twice, or a spec that has no place for a seed.
 
     Example:
       >>> SequentialSampler(["a", "b", "c"]).sample(4)
       ['a', 'b', 'c', 'a']
-      >>> list(SequentialSampler(["a", "b", "c"], repeat=False))
-      ['a', 'b', 'c']
+      >>> list(SequentialSampler([{"id": "a"}, {"id": "b"}], seeds=[0, 7], repeat=False))
+      [{'id': 'a', 'seed': 0}, {'id': 'a', 'seed': 7}, {'id': 'b', 'seed': 0}, {'id': 'b', 'seed': 7}]
     """
 
-    def __init__(self, tasks: Sequence[TaskSpec], *, repeat: bool = True) -> None:
-        self._tasks = list(tasks)
-        self._ids = frozenset(unique_task_ids(self._tasks))
-        self._kind = {"type": "sequential", "tasks": fingerprint(self._tasks)}
+    def __init__(self, tasks: Sequence[TaskSpec], seeds: Sequence[int] | None = None, *, repeat: bool = True) -> None:
+        super().__init__(tasks, "sequential", seeds=None if seeds is None else _checked_seeds(seeds))
+        if seeds is not None:
+            for spec in self.tasks:
+                if not isinstance(spec, Mapping) or "seed" in spec:
+                    raise ValueError(f"`seeds` gives each task a `seed`, and {spec!r:.80} has one, or has no keys; leave `seeds` out")
+        self._seeds = None if seeds is None else list(seeds)
         self._repeat = repeat
         self._cursor = 0
-        self._counters = GroupCounters()
 
-    def sample(self, n: int) -> list[TaskSpec]:
-        """Draw the next `n` tasks, `n >= 0`."""
-        if n < 0:
-            raise ValueError(f"cannot draw {n} tasks")
-        drawn = []
-        while len(drawn) < n and (self._repeat or self._cursor < len(self._tasks)):
-            drawn.append(self._tasks[self._cursor % len(self._tasks)])
-            self._cursor += 1
-        return drawn
-
-    def __iter__(self) -> Iterator[TaskSpec]:
-        """Return itself."""
-        return self
+    def next_index(self) -> int:
+        """Return the index of the next task."""
+        num_seeds = len(self._seeds or [None])
+        if not self._repeat and self._cursor >= len(self.tasks) * num_seeds:
+            raise StopIteration
+        self._cursor += 1
+        return (self._cursor - 1) // num_seeds % len(self.tasks)
 
     def __next__(self) -> TaskSpec:
         """Draw one task."""
-        drawn = self.sample(1)
-        if not drawn:
-            raise StopIteration
-        return drawn[0]
+        drawn = self._cursor
+        spec = super().__next__()
+        return spec if self._seeds is None else {**spec, "seed": self._seeds[drawn % len(self._seeds)]}
 
     def update(self, task: TaskSpec, rewards: Sequence[float | None], costs: Sequence[float] | None = None) -> None:
-        """Count one scored group.
+        """Count one scored group; under which seed it was played is not told apart.
 
         Raises:
           KeyError: the task is not in the list.
           ValueError: see `GroupCounters.add`.
         """
-        if task_id(task) not in self._ids:
-            raise KeyError(f"task {task_id(task)!r} is not one of the sampler's {len(self._tasks)} tasks")
-        self._counters.add(rewards, costs)
+        if self._seeds is not None and isinstance(task, Mapping):
+            task = {key: value for key, value in task.items() if key != "seed"}
+        super().update(task, rewards, costs)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the cursor and the counters as a JSON value."""
-        return {**self._kind, "cursor": self._cursor, "counters": self._counters.state_dict()}
+    def memory(self) -> dict[str, Any]:
+        """Return the cursor."""
+        return {"cursor": self._cursor}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a saved state.
+    def remember(self, memory: Mapping[str, Any]) -> None:
+        """Take up a cursor."""
+        self._cursor = checked_count(memory["cursor"], "'cursor'")
 
-        Raises:
-          ValueError: the state is of another kind of sampler or of other tasks; nothing is changed then.
-        """
-        check_state(state, self._kind, positions=("cursor",))
-        counters = GroupCounters.from_state(state.get("counters"))
-        self._cursor, self._counters = state["cursor"], counters
 
-    def metrics(self) -> dict[str, float]:
-        """Return the counters and the ratios that follow from them."""
-        return self._counters.metrics()
+def _checked_seeds(seeds: Sequence[int]) -> list[int]:
+    if not seeds or any(type(seed) is not int for seed in seeds) or len(set(seeds)) < len(seeds):
+        raise ValueError(f"`seeds` needs at least one integer, each once, got {list(seeds)!r}")
+    return list(seeds)

@@ -171,12 +171,13 @@ class Checkpointer:
         logger.info("saved %s (%.1f MiB)", path, needed / 2**20)
         return path
 
-    def restore(self, step: int, abstract_state: Any) -> tuple[Any, dict[str, bytes]]:
+    def restore(self, step: int, abstract_state: Any, *, is_part: bool = False) -> tuple[Any, dict[str, bytes]]:
         """Read a complete checkpoint back, bit for bit, onto any mesh.
 
         Args:
           step: which checkpoint.
           abstract_state: pytree of ShapeDtypeStructs, the structure to fill; a leaf without a sharding is replicated.
+          is_part: it is some of the state, such as `{"params": ...}`; the rest is not read.
 
         Returns:
           The state, laid out as asked, and the parts by name.
@@ -197,12 +198,12 @@ class Checkpointer:
             for name, leaf in _named_leaves(abstract_state).items()
         }
         manifest = json.loads((path / PARTS / MANIFEST).read_text())
-        _check_same_arrays(path, manifest["state"], targets)
+        saved = manifest["state"]
+        _check_same_arrays(path, {name: saved[name] for name in saved if name in targets} if is_part else saved, targets)
         try:
             with _orbax() as reader:
-                arrays = ocp.args.PyTreeRestore(
-                    targets, restore_args=ocp.checkpoint_utils.construct_restore_args(targets)
-                )
+                restore_args = ocp.checkpoint_utils.construct_restore_args(targets)
+                arrays = ocp.args.PyTreeRestore(targets, restore_args=restore_args, partial_restore=is_part)
                 items = {STATE: arrays, PARTS: _PartsRestore()}
                 restored = reader.restore(path, args=ocp.args.Composite(**items))
         except Exception as error:

@@ -298,3 +298,32 @@ def test_a_reader_that_goes_away_does_not_end_the_run(caplog: pytest.LogCaptureF
         terminal.step(2, VALUES)
         terminal.close()
     assert [record.getMessage().split(";")[0] for record in caplog.records] == ["nobody reads what the run prints any more"]
+
+
+KINDS = {f"tasks/sums/key/{key}/{what}": value for key, share, solved in ((0, 0.1, 0.95), (1, 0.6, 0.5), (2, 0.3, 0.1)) for what, value in (("p_hat", solved), ("prob", share), ("cost", 9.0))}  # fmt: skip
+LINE = "tasks of sums  0: 10% of draws, 0.95 solved; 1: 60%, 0.50; 2: 30%, 0.10"
+
+
+def test_a_log_has_a_line_about_kinds_of_tasks_once_in_half_a_minute() -> None:
+    clock = Clock()
+    terminal, out = plain(clock)
+    for step, now in enumerate((0, 29, 31, 40), start=1):
+        clock.now = 100.0 + now
+        terminal.step(step, {"time/step_s": 1.0} | KINDS)
+    assert [line.startswith("step") for line in out.getvalue().splitlines()] == [True, False, True, True, False, True]
+    assert out.getvalue().splitlines()[1] == LINE
+
+
+def test_the_view_shows_kinds_of_tasks_without_breaking_the_line() -> None:
+    out = io.StringIO()
+    terminal = Terminal("run", 60, console=Console(file=out, force_terminal=True, width=60), clock=Clock())
+    terminal.step(1, VALUES | KINDS)
+    shown = [line for line in render_of(terminal, 60) if "tasks of sums" in line]
+    terminal.close()
+    assert len(shown) == 1 and "0: 10% of draws, 0.95 solved; 1: 60%" in shown[0] and "…" in shown[0]
+
+
+def render_of(terminal: Terminal, width: int) -> list[str]:
+    out = io.StringIO()
+    Console(file=out, width=width).print(terminal._render())
+    return out.getvalue().splitlines()

@@ -9,6 +9,7 @@ import threading
 import numpy as np
 import pytest
 
+from jaxrl.blame import component_of_error
 from jaxrl.config.algorithm import GRPOConfig
 from jaxrl.config.env import SamplingConfig
 from jaxrl.config.filters import ZeroAdvantageFilterConfig
@@ -509,8 +510,9 @@ async def test_a_broken_task_sampler_ends_the_run_at_once():
         raise KeyError("no such task")
 
     run.envs[0].tasks.update = broken
-    with pytest.raises(KeyError, match="no such task"):
+    with pytest.raises(RunFailedError, match=r"when it was told of a group: KeyError: 'no such task' \(test_orchestrator.py") as caught:
         await run.play()
+    assert component_of_error(caught.value) == "task sampler of environment 'toy'"
 
 
 async def test_a_stop_request_cancels_what_plays_and_returns():

@@ -212,9 +212,10 @@ def test_a_restored_state_captures_to_the_same_bytes():
     first.ledger.dispatch(2)
     first.ledger.decide(group.rollouts[0], "filtered/zero_advantage")
     data = first.capture(7, opened[1:])
-    assert decode_state(data).undecided == [draws[2], draws[4]]
+    assert decode_state(data).undecided == [draws[2], draws[4]._replace(is_counted=True)], "the queued one was learnt from"
     second = _stateful()
     assert second.restore(data) == 7
+    assert second.source.to_redraw == decode_state(data).undecided
     assert second.capture(7, []) == data
 
 

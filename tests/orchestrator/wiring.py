@@ -22,7 +22,7 @@ from jaxrl.orchestrator.algo import GRPO, Algorithm
 from jaxrl.orchestrator.orchestrator import Orchestrator
 from jaxrl.orchestrator.sampler import Sampler, TrainEnv
 from jaxrl.orchestrator.sources import PolicySource, Source
-from jaxrl.tasks import UniformSampler
+from jaxrl.tasks import TaskSampler, UniformSampler
 from jaxrl.transport.memory import InProcessChannel
 from jaxrl.types import Rollout
 from tests.fakes import FakeTrainer, RecordingMonitors, ScriptedPool, ToyEnv
@@ -56,15 +56,20 @@ def make_env(
     rollout_deadline_s: float = 10.0,
     seed: int = 0,
     source: Source | None = None,
+    tasks: TaskSampler | None = None,
+    **settings: Any,
 ) -> TrainEnv:
-    """Return one wired training environment; its source is the policy behind `pool` unless another is given."""
+    """Return one wired training environment; its source is the policy behind `pool`, and its tasks are shuffled, unless others are given.
+
+    Further keywords go to the environment.
+    """
     environment = environment or ToyEnv()
     source = source or PolicySource(
         pool, renderer(), SamplingConfig(max_tokens=8), run_seed=seed, window=ROW_LENGTH, places=asyncio.Semaphore(1000)
     )
     sampler = Sampler(environment, source, rollout_deadline_s=rollout_deadline_s)
-    tasks = UniformSampler(environment.tasks(), rng_seed=seed)
-    return TrainEnv(environment.name, ratio, tasks, sampler, algorithm or GRPO(GRPOConfig(), pool))
+    tasks = tasks or UniformSampler(environment.tasks(), rng_seed=seed)
+    return TrainEnv(environment.name, ratio, tasks, sampler, algorithm or GRPO(GRPOConfig(), pool), **settings)
 
 
 def rollout_of(session: PolicySession) -> Rollout:

@@ -63,6 +63,15 @@ def test_a_restored_state_and_its_parts_are_the_saved_ones_bit_for_bit(checkpoin
     assert parts == PARTS
 
 
+def test_a_part_of_the_state_is_restored_without_the_rest_and_what_is_not_there_is_named(checkpointer):
+    state = small_state(2.5)
+    checkpointer.save(3, state, PARTS)
+    restored, _ = checkpointer.restore(3, abstract({"params": state["params"]}), is_part=True)
+    assert_trees_equal(restored, {"params": state["params"]})
+    with pytest.raises(CheckpointError, match=r"1 arrays differ, the first is 'params\.v': saved nothing"):
+        checkpointer.restore(3, abstract({"params": {"v": jnp.zeros(2)}}), is_part=True)
+
+
 def test_the_newest_complete_checkpoints_are_kept_whoever_wrote_them(checkpointer):
     for step in (1, 2, 3):
         checkpointer.save(step, small_state(), PARTS)

@@ -84,6 +84,7 @@ HARMLESS = (
     "parallel_tool_calls",
     "priority",
     "prompt_cache_key",
+    "routed_experts_prompt_start",
     "safety_identifier",
     "service_tier",
     "spaces_between_special_tokens",

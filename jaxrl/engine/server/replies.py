@@ -195,7 +195,7 @@ class ReplyWriter:
         content = None
         if self._job.num_top is not None:
             content = [
-                {"token_id": token_id, "logprob": logprob, "rank": _rank(token_id, tops)}
+                {"token": f"token_id:{token_id}", "token_id": token_id, "logprob": logprob, "rank": _rank(token_id, tops)}
                 | {"top_logprobs": [{"token_id": i, "logprob": p, "rank": rank} for rank, (i, p) in enumerate(tops, start=1)]}
                 for token_id, logprob, tops in self._each(generation)
             ]

@@ -12,13 +12,13 @@ import dataclasses
 import functools
 import inspect
 import json
-import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from jaxrl.config.env import AgentEnvConfig, env_name
 from jaxrl.config.turns import BudgetConfig
+from jaxrl.envs.agent.attending import Unheeded, attended
 from jaxrl.envs.agent.gateway import Gateway
 from jaxrl.envs.agent.talk import Talk
 from jaxrl.envs.base import Demonstration, Outcome, Session, TaskSpec, checked_tasks
@@ -27,12 +27,8 @@ from jaxrl.envs.rows import read_rows
 from jaxrl.envs.splits import question_id
 from jaxrl.errors import ConfigError, EnvError
 
-logger = logging.getLogger(__name__)
-
 EXAMPLE = '{"id": "1", "question": "2 + 2 ="}'
 """A row of a file of tasks, for messages."""
-CLEAN_UP_S = 10.0
-"""How long an agent whose rollout is over may take to clean up after itself."""
 
 Worth = float | Mapping[str, Any] | Outcome | None
 Agent = Callable[[TaskSpec, str, str], Worth | Awaitable[Worth]]
@@ -68,7 +64,7 @@ class AgentEnvironment:
         self._deadline_s = deadline_s
         self._clock = clock
         self._gateway = Gateway()
-        self._warned: set[str] = set()
+        self._unheeded = Unheeded(name, "agent")
 
     def tasks(self) -> Sequence[TaskSpec]:
         """Return the task specs in their order."""
@@ -89,21 +85,12 @@ class AgentEnvironment:
         Raises:
           Exception: what the policy failed with, whatever the agent made of it; else what the agent raised.
         """
-        talk = Talk(session, self._budget, warn=self._warn, clock=self._clock)
+        talk = Talk(session, self._budget, warn=self._unheeded, clock=self._clock)
         base_url, api_key = self._gateway.open(talk.answer)
-        agent = asyncio.create_task(self._call(spec, base_url, api_key), name=f"agent of env {self.name!r}")
-        failed = asyncio.create_task(talk.failed.wait())
         try:
-            await asyncio.wait({agent, failed}, return_when=asyncio.FIRST_COMPLETED)
+            agent = await attended(self._call(spec, base_url, api_key), talk, name=f"agent of env {self.name!r}")
         finally:
             self._gateway.shut(api_key)
-            failed.cancel()
-            agent.cancel()
-            await talk.close()
-            await asyncio.wait({agent}, timeout=CLEAN_UP_S)
-            agent.add_done_callback(lambda task: task.cancelled() or task.exception())  # asyncio logs an exception that nobody looked at
-        if talk.failure is not None:
-            raise talk.failure
         return self._outcome(talk, agent)
 
     async def _call(self, spec: TaskSpec, base_url: str, api_key: str) -> Any:
@@ -144,19 +131,6 @@ class AgentEnvironment:
             problem = f"has {unknown[0]!r}" if "reward" in value else "has no 'reward'"
             raise EnvError(f"env {self.name!r}: the agent returned a dict that {problem}; it may have {', '.join(map(repr, known))}")
         return Outcome(**value)
-
-    def _warn(self, unheeded: Mapping[str, Any]) -> None:
-        """Say once of each field that a request cannot choose how tokens are sampled."""
-        for name, value in unheeded.items():
-            if name not in self._warned:
-                self._warned.add(name)
-                logger.warning(
-                    "env %r: the agent asks for `%s`=%.60r, which is not heeded: tokens that are trained on are sampled as the "
-                    "environment's `sampling` says; set it there (said once)",
-                    self.name,
-                    name,
-                    value,
-                )
 
 
 def agent_environment(config: AgentEnvConfig) -> AgentEnvironment:

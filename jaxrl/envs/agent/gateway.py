@@ -1,7 +1,8 @@
 """The HTTP server that agents talk to: the chat route of OpenAI's API, on this machine alone, with a key for each rollout.
 
 In: rollouts that are opened and shut. Out: a base URL and a key; requests that come with the key go to that rollout, in its event loop.
-The server has a thread of its own, so what is read and checked here holds up no rollout. It knows nothing of conversations.
+A client that speaks for many rollouts has one set of headers for all of them, and names the rollout in `X-Session-ID`. The server has a
+thread of its own, so what is read and checked here holds up no rollout. It knows nothing of conversations.
 """
 
 from __future__ import annotations
@@ -35,6 +36,11 @@ KEEP_ALIVE_S = 60
 STOP_S = 5.0
 """How long `close` waits for the server's thread, which may be in the middle of a request."""
 
+SHARED_KEY = "X-Jaxrl-Key"
+"""Header of clients that speak for many rollouts: a key that lets each of them name the rollout of a request."""
+SESSION_ID = "X-Session-ID"
+"""Header in which they name it."""
+
 Answer = Callable[[Ask], Awaitable[Told]]
 
 
@@ -52,6 +58,8 @@ class Gateway:
 
     def __init__(self) -> None:
         self._doors: dict[str, _Door] = {}
+        self._named: dict[str, _Door] = {}
+        self._shared_key = secrets.token_hex(16)
         self._lock = threading.Lock()
         self._server: _Uvicorn | None = None
         self._thread: threading.Thread | None = None
@@ -76,7 +84,18 @@ class Gateway:
     def shut(self, api_key: str) -> None:
         """Let no further request of a rollout in."""
         with self._lock:
-            self._doors.pop(api_key.partition(".")[0], None)
+            door = self._doors.pop(api_key.partition(".")[0], None)
+            for session_id in [name for name, named in self._named.items() if named is door]:
+                del self._named[session_id]
+
+    def shared_headers(self) -> dict[str, str]:
+        """Return the headers of a client that speaks for many rollouts."""
+        return {SHARED_KEY: self._shared_key}
+
+    def name(self, api_key: str, session_id: str) -> None:
+        """Let the requests of an open rollout in, too, that come with the shared headers and this session id."""
+        with self._lock:
+            self._named[session_id] = self._doors[api_key.partition(".")[0]]
 
     def close(self) -> None:
         """Stop the server. May be called twice."""
@@ -132,6 +151,8 @@ class Gateway:
             raise Refusal(404, f"there is no route {path[:100]!r}; there are {' and '.join(routes)}")
         if request.method != routes[path]:
             raise Refusal(405, f"{path} takes {routes[path]}, not {request.method}")
+        if path == "/v1/models" and self._is_shared(request):  # those who ask for it name no rollout
+            return Response(models_body(), media_type="application/json")
         door = self._door(request)
         if path == "/v1/models":
             return Response(models_body(), media_type="application/json")
@@ -143,7 +164,13 @@ class Gateway:
         return Response(whole_body(told, head), media_type="application/json")
 
     def _door(self, request: Request) -> _Door:
-        """Return the rollout whose key a request has."""
+        """Return the rollout whose key a request has, or which it may name."""
+        if self._is_shared(request):
+            with self._lock:
+                door = self._named.get(request.headers.get(SESSION_ID, ""))
+            if door is None:
+                raise over()
+            return door
         scheme, _, key = request.headers.get("authorization", "").partition(" ")
         name, _, secret = key.strip().partition(".")
         with self._lock:
@@ -151,6 +178,9 @@ class Gateway:
         if scheme.lower() != "bearer" or door is None or not hmac.compare_digest(door.secret.encode(), secret.encode()):
             raise over()
         return door
+
+    def _is_shared(self, request: Request) -> bool:
+        return hmac.compare_digest(request.headers.get(SHARED_KEY, "").encode(), self._shared_key.encode())
 
 
 class _Uvicorn(uvicorn.Server):

@@ -1,0 +1,55 @@
+"""Where an OpenEnv server is: one address for its tasks (HTTP), another for its episodes (WebSocket).
+
+In: either of them, as a user writes it. Out: both, and whether the server is on this machine.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from urllib.parse import urlsplit, urlunsplit
+
+_HTTP = {"http": "http", "https": "https", "ws": "http", "wss": "https"}
+
+
+def http_url(url: str) -> str:
+    """Return the address of a server's HTTP routes, with no `/` at its end.
+
+    Raises:
+      ValueError: it is no address of a server.
+
+    Example:
+      >>> http_url("wss://example.com/games/ws?session_id=7"), http_url("http://127.0.0.1:8000/")
+      ('https://example.com/games', 'http://127.0.0.1:8000')
+    """
+    parts = urlsplit(url)
+    if parts.scheme not in _HTTP or not parts.hostname:
+        raise ValueError(f"expected the address of an OpenEnv server, such as 'http://127.0.0.1:8000', got {url!r}")
+    path = parts.path.rstrip("/").removesuffix("/ws").rstrip("/")
+    return urlunsplit((_HTTP[parts.scheme], parts.netloc, path, "", ""))
+
+
+def ws_url(url: str) -> str:
+    """Return the address at which a server's episodes are played.
+
+    Raises:
+      ValueError: it is no address of a server.
+
+    Example:
+      >>> ws_url("https://example.com/games/"), ws_url("ws://127.0.0.1:8000/ws")
+      ('wss://example.com/games/ws', 'ws://127.0.0.1:8000/ws')
+    """
+    return "ws" + http_url(url).removeprefix("http") + "/ws"
+
+
+def is_loopback(url: str) -> bool:
+    """Say whether a server is on this machine, where no proxy reaches it.
+
+    Example:
+      >>> is_loopback("http://localhost:8000"), is_loopback("ws://127.0.0.2/ws"), is_loopback("http://example.com")
+      (True, True, False)
+    """
+    host = urlsplit(url).hostname or ""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")

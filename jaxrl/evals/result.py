@@ -1,0 +1,80 @@
+"""What one evaluation found, and its file.
+
+In: the scores of a set of rows, with what was asked. Out: a value that other parts read, and JSON with the field names of OpenEnv's
+results. The rows have a file of their own (`evals.book`). Nothing is computed here, and nothing that a clock said is written.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from jaxrl.config.evals import EvalConfig
+from jaxrl.errors import ConfigError
+from jaxrl.evals.scores import flat_scores
+from jaxrl.monitors.jsonl import to_json
+
+
+@dataclass(frozen=True, slots=True)
+class EvalResult:
+    """What one evaluation of one environment found."""
+
+    config: EvalConfig
+    """What was asked."""
+    env_name: str
+    """The environment's name."""
+    step: int
+    """The training step after which it was made; 0 is the base policy."""
+    version: int | None
+    """The policy version that was held; None where nobody counts versions."""
+    scores: dict[str, Any]
+    """See `score_rows`; with what the probes found, under `reproducible` and `probes`."""
+    rows: list[dict[str, Any]] = field(default_factory=list, repr=False)
+    """One JSON object per planned episode, in plan order; empty in a result that was read from its file."""
+
+    def flat_scores(self) -> dict[str, float]:
+        """Return the scores that are numbers, by path; see `scores.flat_scores`."""
+        return flat_scores(self.scores)
+
+    def to_json(self, path: Path) -> None:
+        """Write everything but the rows; equal results give equal bytes."""
+        value = {
+            "config": self.config.model_dump(mode="json"),
+            "scores": self.scores,
+            "env_name": self.env_name,
+            "step": self.step,
+            "version": self.version,
+        }
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new = path.with_name(path.name + ".new")
+        text = json.dumps(json.loads(to_json(value)), indent=1, ensure_ascii=True) + "\n"
+        new.write_text(text, encoding="utf-8", newline="\n")
+        new.replace(path)
+
+    @classmethod
+    def from_json(cls, path: Path) -> EvalResult:
+        """Read what `to_json` wrote; its rows are not read.
+
+        Raises:
+          ConfigError: there is no such file, or it is no result of an evaluation.
+        """
+        try:
+            value = json.loads(path.read_text(encoding="utf-8"))
+            if not isinstance(value, Mapping) or not isinstance(value.get("scores"), dict):
+                raise ValueError("it has no `scores`")
+            config = EvalConfig.model_validate(value.get("config"))
+            version = value.get("version")
+            return cls(
+                config=config,
+                env_name=str(value.get("env_name", config.dataset)),
+                step=int(value.get("step", 0)),
+                version=None if version is None else int(version),
+                scores=value["scores"],
+            )
+        except OSError as error:
+            raise ConfigError(f"`{path}` cannot be read ({error}); give the `result.json` of an evaluation") from None
+        except (ValueError, TypeError) as error:
+            raise ConfigError(f"`{path}` is no result of an evaluation: {error}; give the `result.json` of one") from None

@@ -1,0 +1,121 @@
+"""The model of a checkpoint in an engine of this process, to be measured: the array arm of an evaluation.
+
+In: a Hugging Face directory, or a run's configuration and a step. Out: an endpoint that answers for the body of a `with`. Of a run's
+checkpoint the parameters alone are read; tokenizer and shapes are those of the model that the run started from.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from jaxrl.config.checkpoints import CHECKPOINTS, RunCheckpoint
+from jaxrl.config.inference import EmbeddedInferenceConfig
+from jaxrl.config.run import RunConfig
+from jaxrl.config.trainer import MeshConfig
+from jaxrl.devices import DeviceThread
+from jaxrl.engine.client import EmbeddedEndpoint
+from jaxrl.errors import ConfigError
+from jaxrl.inference.rendering import Renderer
+from jaxrl.launch.arrays import check_window
+from jaxrl.launch.compile_cache import use_compile_cache
+from jaxrl.launch.engines import device_thread, start_engine
+from jaxrl.models import ModelSpec, build_mesh, build_model, load_pretrained, load_spec
+from jaxrl.trainer.checkpoint import Checkpointer, complete_steps
+from jaxrl.weights.memory import WeightStore
+
+STOP_DEADLINE_S = 60.0
+"""How long the device thread may take to end: what it does is at most one program's compilation or one decode step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A model that answers."""
+
+    endpoint: EmbeddedEndpoint
+    step: int
+    """The training step of the checkpoint, which is its policy version; 0 for a model directory."""
+
+
+@contextlib.contextmanager
+def measured_model(
+    name: str,
+    checkpoint: RunCheckpoint | None,
+    run: RunConfig | None,
+    engine: EmbeddedInferenceConfig,
+    renderer: Renderer,
+    progress: Callable[[str], None],
+) -> Iterator[Measured]:
+    """Load a model, compile its engine, and let it answer for the body of the `with`.
+
+    Args:
+      name: the model directory, or the one that the run started from.
+      checkpoint: which checkpoint of a run; None takes the directory's own weights.
+      run: the run's configuration, if there is a checkpoint.
+      engine: slots, window, precision.
+      renderer: gives the engine its text.
+      progress: told of each phase.
+
+    Raises:
+      ConfigError: the run has no such checkpoint, or the window is longer than the model's.
+      ModelLoadError, CheckpointError: the weights cannot be read.
+      DeadlineError: the device thread did not end in time.
+    """
+    step = 0 if checkpoint is None else _step_of(checkpoint)
+    spec = load_spec(name)
+    check_window(name, engine.max_model_len, spec)
+    use_compile_cache()
+    with device_thread(STOP_DEADLINE_S) as device:
+        endpoint = device.run(_start, name, spec, checkpoint, run, step, engine, renderer, device, progress, kind="engine")
+        yield Measured(endpoint, step)
+
+
+def _step_of(checkpoint: RunCheckpoint) -> int:
+    steps = complete_steps(checkpoint.run_dir / CHECKPOINTS)
+    if checkpoint.step is None and steps:
+        return steps[-1]
+    if checkpoint.step not in steps:
+        which = "no complete checkpoint" if checkpoint.step is None else f"no complete checkpoint of step {checkpoint.step}"
+        raise ConfigError(f"`--checkpoint`: the run {checkpoint.run_dir} has {which}; complete are {', '.join(map(str, steps)) or 'none'}")
+    return checkpoint.step
+
+
+def _start(
+    name: str,
+    spec: ModelSpec,
+    checkpoint: RunCheckpoint | None,
+    run: RunConfig | None,
+    step: int,
+    engine: EmbeddedInferenceConfig,
+    renderer: Renderer,
+    device: DeviceThread,
+    progress: Callable[[str], None],
+) -> EmbeddedEndpoint:
+    """Runs on the device thread."""
+    store = WeightStore(spec, engine.dtype, num_versions=1, device=jax.local_devices()[0])
+    store.publish(step, _weights(name, spec, checkpoint, run, step, engine, progress))
+    return start_engine(spec, store, engine, renderer, device, progress)[1]
+
+
+def _weights(
+    name: str,
+    spec: ModelSpec,
+    checkpoint: RunCheckpoint | None,
+    run: RunConfig | None,
+    step: int,
+    engine: EmbeddedInferenceConfig,
+    progress: Callable[[str], None],
+) -> dict[str, Any]:
+    if checkpoint is None or run is None:
+        progress(f"loading the weights of {name}")
+        return load_pretrained(name, param_dtype=engine.dtype)[1]
+    progress(f"loading step {step} of {checkpoint.run_dir}")
+    mesh = build_mesh(MeshConfig(), jax.local_devices()[:1])
+    abstract = build_model(spec, mesh).abstract_params(run.trainer.param_dtype)
+    checkpointer = Checkpointer(checkpoint.run_dir / CHECKPOINTS, run.trainer.checkpoint.keep_last, mesh)
+    state, _ = checkpointer.restore(step, {"params": abstract}, is_part=True)
+    return state["params"]
