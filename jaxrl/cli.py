@@ -15,6 +15,7 @@ import jaxrl
 
 VERBS = {
     "train": "train a policy: jaxrl train --config FILE.toml [--any.config.key VALUE ...] [--dry-run]",
+    "eval": "measure a model on tasks: jaxrl eval ENV_SPEC (--llm-endpoint URL --model NAME | --checkpoint DIR) [--env.KEY VALUE ...]",
     "serve": "serve a model over HTTP: jaxrl serve --config FILE.toml [--any.config.key VALUE ...] [--dry-run]",
     "doctor": "check a configuration and this machine: jaxrl doctor --config FILE.toml [--check NAME]",
     "rollouts": "read the conversations of a run: jaxrl rollouts RUN_DIR [--step N] [--best | --worst | --errors]",

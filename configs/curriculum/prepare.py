@@ -39,9 +39,17 @@ MAKER = ROOT / "configs" / "quickstart" / "make_start_model.py"
 START_MODEL = ROOT / "configs" / "quickstart" / "start_model"
 CONFIG = Path(__file__).with_name("uniform.toml")
 
-SETTINGS = {"steps": 120, "lr": 1e-3, "seed": 0, "shares": {"3": 0.4, "4": 0.25, "5": 0.18, "6": 0.1, "7": 0.05, "8": 0.02}}
-"""`shares`: number of terms -> share of the documents."""
+SETTINGS = {
+    "steps": 300,
+    "lr": 1e-3,
+    "seed": 0,
+    "skill_share": 0.7,
+    "worked_shares": {"3": 0.97, "4": 0.5, "5": 0.15, "6": 0.04, "7": 0.01},
+}
+"""`skill_share` of the documents teach how a sum is worked out, and not whether to; in the others, which teach that, `worked_shares` are
+worked out, by the number of terms, and the rest are answered at once."""
 QUESTIONS_PER_TIER = 12_000
+THINK = "<think>"
 SEED = 9_000_000
 """Of the questions learned from; which of them are held out is told from their text, as everywhere."""
 NUM_MEASURED, GROUP_SIZE = 64, 8
@@ -56,20 +64,25 @@ def load_maker() -> Any:
     return maker
 
 
-def documents(maker: Any, rng: random.Random, shares: dict[str, float]) -> Iterator[list[tuple[str, bool]]]:
-    """Yield questions with worked answers for ever, as spans of text with whether the loss is taken there."""
-    questions = {terms: training_questions(int(terms)) for terms in shares}
+def documents(maker: Any, rng: random.Random, skill_share: float, worked_shares: dict[str, float]) -> Iterator[list[tuple[str, bool]]]:
+    """Yield answered questions for ever, as spans of text with whether the loss is taken there."""
+    questions = {terms: training_questions(int(terms)) for terms in worked_shares}
     while True:
-        (terms,) = rng.choices(list(shares), list(shares.values()))
-        question = rng.choice(questions[terms])
-        yield [*maker.turn("user", question), *maker.turn("assistant", maker.worked(maker.expression_of(question)), True)]
+        terms = rng.choice(list(worked_shares))
+        question, answer = rng.choice(questions[terms])
+        worked = maker.worked(maker.expression_of(question)).removeprefix(THINK)
+        if rng.random() < skill_share:
+            yield [*maker.turn("user", question), (f"<|im_start|>assistant\n{THINK}", False), (f"{worked}<|im_end|>", True), ("\n", False)]
+        else:
+            is_worked = rng.random() < worked_shares[terms]
+            yield [*maker.turn("user", question), *maker.turn("assistant", THINK + worked if is_worked else answer, True)]
 
 
-def training_questions(num_terms: int) -> list[str]:
-    """Return the questions of one number of terms that are not held out."""
+def training_questions(num_terms: int) -> list[tuple[str, str]]:
+    """Return (question, answer) of one number of terms that are not held out."""
     parameters = {"min_terms": num_terms, "max_terms": num_terms, "min_digits": 1, "max_digits": 1}
     config = ReasoningGymEnvConfig(dataset="chain_sum", parameters=parameters, num_tasks=QUESTIONS_PER_TIER, seed=SEED, split="train")
-    return [spec["question"] for spec in build_environment(config).tasks()]
+    return [(spec["question"], spec["answer"]) for spec in build_environment(config).tasks()]
 
 
 def make_start(out: Path, console: Console) -> None:
@@ -81,7 +94,7 @@ def make_start(out: Path, console: Console) -> None:
     maker = load_maker()
     model, params = load_pretrained(START_MODEL)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(START_MODEL)
-    stream = documents(maker, random.Random(SETTINGS["seed"]), SETTINGS["shares"])
+    stream = documents(maker, random.Random(SETTINGS["seed"]), SETTINGS["skill_share"], SETTINGS["worked_shares"])
     samples = (maker.to_sample(document, tokenizer) for document in stream)
     params = maker.fit(model, params, samples, SETTINGS["steps"], SETTINGS["lr"], console, rows=maker.ROWS_WITH_HINTS)
     shutil.rmtree(out, ignore_errors=True)
@@ -130,10 +143,13 @@ def measure(directory: Path) -> dict[str, dict[str, float]]:
         greedy = [is_right(spec, future.result(timeout=0)) for spec, (future,), _ in futures]
         sampled = np.array([[is_right(spec, future.result(timeout=0)) for future in group] for spec, _, group in futures])
         lengths = [len(future.result(timeout=0).token_ids) for _, _, group in futures for future in group]
+        is_worked = np.array([THINK in renderer.reply_text(future.result(timeout=0).token_ids) for _, _, group in futures for future in group])
         found[tier] = {
             "greedy": round(float(np.mean(greedy)), 4),
             "sampled": round(float(sampled.mean()), 4),
             "signal": round(float(np.mean(sampled.any(axis=1) & ~sampled.all(axis=1))), 4),
+            "worked": round(float(np.mean(is_worked)), 4),
+            "worked_right": round(float(sampled.reshape(-1)[is_worked].mean()), 4) if is_worked.any() else 0.0,
             "tokens": round(float(np.mean(lengths)), 1),
         }
     return found

@@ -5,8 +5,8 @@ It needs the package `openenv`, which belongs into an environment of its own, ap
     python3 -m venv .venv-openenv && .venv-openenv/bin/pip install openenv==0.10.0 reasoning-gym==0.1.25
     .venv-openenv/bin/python -m uvicorn sums_server:app --app-dir configs/openenv --port 8765 --log-level warning
 
-A task is a split and an index, and a seed makes other sums of the same tier; train and test never share a seed of the dataset. The reward is
-1 for exactly the answer and else 0: the dataset's own scorer gives part of it to wrong numbers that hold the digits of the right one.
+A task is a split and an index, and a seed makes other sums of the same tier; train and test never share a seed of the dataset. The reward
+is 1 for exactly the answer and else 0: the dataset's own scorer gives part of it to wrong numbers that hold the digits of the right one.
 `SUMS_SESSIONS` says how many sessions there may be at the same time.
 """
 

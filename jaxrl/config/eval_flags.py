@@ -12,16 +12,17 @@ import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from jaxrl.config.eval_command import LADDERS, SPEC_KINDS
+from jaxrl.config.eval_command import SPEC_KINDS
 
-_DESCRIPTION = (
-    "Measure a model on an environment's tasks: every task is played, scored and written down, and the scores come with their standard error."
-)
+_DESCRIPTION = """\
+Measure a model on the tasks of an environment: each is played, scored and
+written down, and the scores come with their standard error."""
 _EPILOG = """\
 ENV_SPEC:
 {specs}
-  {config:<46} an environment of a run
-  `@tiers` plays a ladder of difficulties ({ladder}); `@2x1,3x1` some of it.
+  {config:<38} an environment of a run
+  reasoning_gym:chain_sum@tiers          ten difficulties, 2x1 to 7x5
+  reasoning_gym:chain_sum@2x1,3x1        some of them (terms x digits)
 
 Any setting of the environment is a flag: --env.num_tasks 100, --env.seed 7,
 --env.parameters.min_terms 3, --env.scorer dataset; values are JSON or TOML,
@@ -43,15 +44,15 @@ Examples:
 def build_eval_parser() -> argparse.ArgumentParser:
     """Return the parser of everything but overrides."""
     specs = "\n".join(f"  {word}:{kind.example}" for word, kind in SPEC_KINDS.items())
-    epilog = _EPILOG.format(specs=specs, config="config:FILE.toml#ENV_NAME", ladder=f"{', '.join(LADDERS)}: 2x1 to 7x5")
+    epilog = _EPILOG.format(specs=specs, config="config:FILE.toml#ENV_NAME")
     parser = argparse.ArgumentParser(
         prog="python -m jaxrl.eval",
         description=_DESCRIPTION,
         epilog=epilog,
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        usage="%(prog)s ENV_SPEC (--llm-endpoint URL --model NAME | --checkpoint DIR)\n"
-        "                            [options] [--env.KEY VALUE ...]",
+        usage="%(prog)s ENV_SPEC (--llm-endpoint URL --model NAME |\n"
+        "                            --checkpoint DIR) [options] [--env.KEY VALUE ...]",
     )
     parser.add_argument("spec", metavar="ENV_SPEC", help="what is played; see below")
     _add_policy(parser.add_argument_group("who is measured"))
@@ -85,7 +86,7 @@ def _add_policy(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--checkpoint",
         metavar="DIR",
-        help="a Hugging Face directory, a run's folder (its newest checkpoint) or its checkpoints/step_NNNNNN, in an engine of this process",
+        help="a Hugging Face directory, a run's folder (its newest checkpoint) or its checkpoints/step_NNNNNN, in an engine of its own",
     )
     group.add_argument("--num-slots", type=_whole(1), metavar="N", help="engine: sequences that decode at the same time (32, or the run's)")
     group.add_argument("--max-model-len", type=_whole(2), metavar="N", help="engine: prompt plus reply tokens (512, or the run's)")
@@ -94,7 +95,9 @@ def _add_policy(group: argparse._ArgumentGroup) -> None:
 
 def _add_tasks(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--base-url", metavar="URL", help="of an OpenEnv server, if ENV_SPEC is `openenv` alone")
-    group.add_argument("--env-name", metavar="NAME", help="which environment of an OpenEnv server; of any other kind, its name in the result")
+    group.add_argument(
+        "--env-name", metavar="NAME", help="which environment of an OpenEnv server; of any other kind, its name in the result"
+    )
     group.add_argument(
         "--split",
         metavar="NAME",
@@ -106,7 +109,9 @@ def _add_tasks(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--max-turns", type=_whole(1), metavar="N", help="replies per episode, in environments of several turns")
     group.add_argument("--success-threshold", type=_number(), metavar="X", help="an episode with at least this reward is a success (1.0)")
     group.add_argument("--system-prompt", metavar="TEXT", help="a system message before the question")
-    group.add_argument("--concurrency", type=_whole(1), metavar="N", help="episodes at the same time (16; of a checkpoint, twice the slots)")
+    group.add_argument(
+        "--concurrency", type=_whole(1), metavar="N", help="episodes at the same time (16; of a checkpoint, twice the slots)"
+    )
     group.add_argument("--deadline", type=_number(least=1e-3), metavar="S", help="seconds for one episode; a later one is an error (300)")
 
 

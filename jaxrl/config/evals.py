@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from jaxrl import __version__
 from jaxrl.config.base import Section
-from jaxrl.config.env import EnvConfig, SamplingConfig
+from jaxrl.config.env import EnvBase, EnvConfig, SamplingConfig, env_name
 
 
 class EvalSectionConfig(Section):
@@ -23,12 +23,36 @@ class EvalSectionConfig(Section):
     """Also evaluate after every n-th step; null evaluates the base and the final policy only."""
     num_tasks: int | None = Field(default=None, ge=1)
     """Tasks of each environment, the first ones in its order; null plays all of them."""
+    seeds: list[int] | None = None
+    """Each task is played once per seed, which the environment finds as `seed` in the spec; null leaves the specs as they are."""
+    samples_per_task: int = Field(default=1, ge=1)
+    """Rollouts of each task and seed; more than 1 needs a temperature above 0."""
     success_threshold: float = 1.0
-    """A rollout whose reward reaches this counts as a success."""
+    """A rollout whose reward reaches this counts as a success; an environment may have a `success_threshold` of its own."""
     demonstration_nll: bool = False
     """Also score the environments' own reference replies: their mean negative logprob per token under the policy."""
     sampling: SamplingConfig = SamplingConfig(temperature=0.0)
-    """Token sampling of evaluation; never touches training's."""
+    """Token sampling of every environment here that has none of its own; never touches training's."""
+
+    @model_validator(mode="after")
+    def _plans_are_sound(self) -> EvalSectionConfig:
+        if self.seeds is not None and (not self.seeds or len(set(self.seeds)) < len(self.seeds)):
+            raise ValueError(f"`seeds` needs at least one seed, each once, got {self.seeds}; leave it out to play each task once")
+        for env in self.env:
+            if self.samples_per_task > 1 and self.sampling_of(env).temperature == 0:
+                raise ValueError(
+                    f"`samples_per_task`={self.samples_per_task} at temperature 0 would play the same rollout of env {env_name(env)!r} "
+                    "again and again; raise `sampling.temperature`, or play one sample"
+                )
+        return self
+
+    def sampling_of(self, env: EnvBase) -> SamplingConfig:
+        """Return the token sampling that an environment ends up with."""
+        return env.sampling or self.sampling
+
+    def success_threshold_of(self, env: EnvBase) -> float:
+        """Return the reward from which on a rollout of an environment is a success."""
+        return self.success_threshold if env.success_threshold is None else env.success_threshold
 
 
 class EvalParameters(Section):

@@ -146,22 +146,26 @@ class PoolsTasksConfig(TasksBase):
         PoolConfig(name="easy", weight=0.1),
     ]
     """In ascending order of `max_score`; the last one takes all that are left."""
-    unseen_weight: float = Field(default=1.0, ge=0)
-    """Share of the draws for tasks that were not played yet."""
+    unseen_weight: float = Field(default=1.0, gt=0)
+    """Share of the draws for tasks that have no score yet."""
+    failing_weight: float = Field(default=0.05, ge=0)
+    """Share of the draws for tasks whose last three groups or more had no reward at all; 0 gives them up."""
 
     @model_validator(mode="after")
     def _pools_are_ordered(self) -> PoolsTasksConfig:
         names = [pool.name for pool in self.pools]
-        if not names or len(set(names)) < len(names) or "unseen" in names:
-            raise ValueError(f"`pools` needs at least one pool, each with a name of its own and none called 'unseen', got {names}")
+        if not names or len(set(names)) < len(names) or {"unseen", "failing"} & set(names):
+            raise ValueError(f"`pools` needs at least one pool, each with a name of its own, none 'unseen' or 'failing'; got {names}")
         scores = [pool.max_score for pool in self.pools[:-1]]
         if self.pools[-1].max_score is not None or None in scores:
             raise ValueError("the last of `pools`, and no other, takes all that are left: give it no `max_score`")
         known = [score for score in scores if score is not None]
         if any(low >= high for low, high in pairwise(known)):
             raise ValueError(f"the `max_score` of `pools` must ascend, got {known}")
-        if self.unseen_weight == 0:
-            raise ValueError("`unseen_weight`=0 would leave every task unplayed at the start; give it a share")
+        if not any(pool.weight for pool in self.pools):
+            raise ValueError(
+                "every one of `pools` has `weight`=0, so that nothing would be drawn once each task was played; give one a share"
+            )
         return self
 
 
@@ -172,7 +176,7 @@ class PythonTasksConfig(TasksBase):
     """Which task sampler: `uniform`, `sequential`, `curriculum`, `pools` or `python`."""
     import_path: str = Field(pattern=IMPORT_PATH)
     """`package.module:name`; refused if `run.allow_import_paths` is false. Called as `name(tasks, rng_seed=..., **kwargs)`, and with
-    `group_size` and `success_threshold` if it has such parameters."""
+    `group_size` and `success_threshold` if it takes them."""
     kwargs: dict[str, Any] = {}
     """Further keyword arguments of the call."""
 

@@ -19,7 +19,7 @@ RESUME_STEPS = 2
 
 
 def check_resume(exam: Examination) -> Finding:
-    """N steps, a resume and N steps equal 2N steps bit for bit: weights, task order, text and rewards."""
+    """N steps, a resume and N steps equal 2N steps bit for bit: weights, task order, text, rewards, and what task samplers know."""
     from jaxrl.launch import launch
 
     config = exam.config
@@ -52,10 +52,11 @@ def _quiet(config: RunConfig, run_dir: Path) -> RunConfig:
 
 
 def _differences(whole: RunConfig, parts: RunConfig, steps: int) -> list[str]:
-    """Name what differs between two runs of `steps` steps: rollouts of a step, or arrays of the trainer's state."""
+    """Name what differs between two runs of `steps` steps: rollouts of a step, what the orchestrator knows, arrays of the trainer."""
     import jax
     import numpy as np
 
+    from jaxrl.launch.arrays import ORCHESTRATOR_PART
     from jaxrl.models import build_mesh, load_pretrained
     from jaxrl.trainer.checkpoint import Checkpointer
     from jaxrl.trainer.step import build_programs
@@ -68,9 +69,25 @@ def _differences(whole: RunConfig, parts: RunConfig, steps: int) -> list[str]:
     mesh = build_mesh(whole.trainer.mesh)
     model, _ = load_pretrained(whole.orchestrator.model.name, param_dtype=whole.trainer.param_dtype, mesh=mesh)
     abstract = build_programs(model, whole.trainer, mesh, whole.run.max_steps).abstract_state
-    states = [Checkpointer(config.run_dir / "checkpoints", 1, mesh).restore(steps, abstract)[0] for config in (whole, parts)]
-    leaves = [jax.tree_util.tree_leaves_with_path(state) for state in states]
+    saved = [Checkpointer(config.run_dir / "checkpoints", 1, mesh).restore(steps, abstract) for config in (whole, parts)]
+    names += differing_memories(*(json.loads(own[ORCHESTRATOR_PART]) for _, own in saved))
+    leaves = [jax.tree_util.tree_leaves_with_path(state) for state, _ in saved]
     for (path, ours), (_, theirs) in zip(*leaves, strict=True):
         if not np.array_equal(np.asarray(ours), np.asarray(theirs), equal_nan=True):
             names.append(jax.tree_util.keystr(path, simple=True, separator="."))
     return names
+
+
+def differing_memories(ours: dict[str, Any], theirs: dict[str, Any]) -> list[str]:
+    """Name what differs between two states of an orchestrator: a task sampler, an algorithm, or what else it keeps.
+
+    Example:
+      >>> one, other = ({"source": {"num_draws": 4, "envs": {"sums": {"tasks": {"cursor": n}}}}} for n in (1, 2))
+      >>> differing_memories(one, other)
+      ["the task sampler of environment 'sums'"]
+    """
+    envs = (ours["source"]["envs"], theirs["source"]["envs"])
+    names = [f"the task sampler of environment {name!r}" for name in envs[0] if envs[0][name] != envs[1].get(name)]
+    if ours["source"] != theirs["source"] and not names:
+        names.append("the draws")
+    return names + [f"the orchestrator's {key}" for key in ours if key != "source" and ours[key] != theirs.get(key)]

@@ -21,6 +21,7 @@ from jaxrl.config.env import (
     ReasoningGymEnvConfig,
     ReverseTextEnvConfig,
     ToolsEnvConfig,
+    VerifiersEnvConfig,
 )
 from jaxrl.envs.agent.environment import agent_environment
 from jaxrl.envs.base import Environment
@@ -33,6 +34,7 @@ from jaxrl.envs.reasoning_gym import reasoning_gym_environment
 from jaxrl.envs.reverse_text import reverse_text
 from jaxrl.envs.single_turn import SingleTurnEnvironment
 from jaxrl.envs.tools.environment import ToolEnvironment, tool_environment
+from jaxrl.envs.verifiers.environment import verifiers_environment
 from jaxrl.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -73,6 +75,8 @@ def _build(config: EnvConfig) -> Environment:
             return python_environment(config)
         case AgentEnvConfig():
             return agent_environment(config)
+        case VerifiersEnvConfig():
+            return verifiers_environment(config)
         case OpenEnvConfig():
             return openenv_environment(config)
     raise ConfigError(f"no environment is built from {type(config).__name__}; add a case to `jaxrl.envs.build`")

@@ -32,8 +32,7 @@ def imported(import_path: str, where: str) -> Callable[..., Any]:
       ConfigError: the module cannot be imported, has no such name, or it is nothing that can be called.
     """
     module, _, name = import_path.partition(":")
-    if os.getcwd() not in sys.path and "" not in sys.path:  # as a console script, a program has only its own folder there
-        sys.path.append(os.getcwd())
+    look_in_working_folder()
     try:
         found = getattr(importlib.import_module(module), name)
     except (Exception, SystemExit) as error:
@@ -43,6 +42,12 @@ def imported(import_path: str, where: str) -> Callable[..., Any]:
     if not callable(found):
         raise ConfigError(f"{where} is a {type(found).__name__}; name a class or a function")
     return found
+
+
+def look_in_working_folder() -> None:
+    """Let modules be imported from the folder where the run is started: as a console script, a program sees only its own folder."""
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.append(os.getcwd())
 
 
 def told(error: BaseException) -> str:

@@ -1,20 +1,25 @@
-"""Measuring a policy: the harness that plays an environment's tasks, and the scores of its rows."""
+"""Measuring a policy: the harness that plays an environment's tasks, the scores of its rows, when to measure, and what changed."""
 
 from jaxrl.config.evals import EvalConfig, EvalParameters
+from jaxrl.evals.compare import Comparison, compare
 from jaxrl.evals.demonstrations import DemonstrationScorer
 from jaxrl.evals.harness import EnvEvalHarness
 from jaxrl.evals.policy import EvalPolicy, LivePolicy
 from jaxrl.evals.result import EvalResult
+from jaxrl.evals.schedule import EvalSchedule
 from jaxrl.evals.scores import flat_scores, score_rows
 
 __all__ = [
+    "Comparison",
     "DemonstrationScorer",
     "EnvEvalHarness",
     "EvalConfig",
     "EvalParameters",
     "EvalPolicy",
     "EvalResult",
+    "EvalSchedule",
     "LivePolicy",
+    "compare",
     "flat_scores",
     "score_rows",
 ]

@@ -161,7 +161,7 @@ class EpisodeBook:
 
     def _read(self, directory: Path) -> None:
         """Take over the rows that stand."""
-        num_replayed = 0
+        replayed: set[int] = set()
         for name in (EPISODES, PARTIAL):
             path = directory / name
             try:
@@ -176,14 +176,14 @@ class EpisodeBook:
                         "(`--no-resume`)"
                     )
                 if is_worth_replaying(row):
-                    num_replayed += 1
+                    replayed.add(position)
                 else:
                     self._rows[position] = row
         num_kept = len(self.rows())
-        if num_kept or num_replayed:
+        if num_kept or replayed:
             logger.info(
-                "`%s`: %d of %d episodes are there already; %d that failed for want of an answer or of time are played again",
-                directory, num_kept, len(self._rows), num_replayed,
+                "`%s`: %d of %d episodes are there already; %d that failed for want of an answer, of time or of a server are played again",
+                directory, num_kept, len(self._rows), len(replayed),
             )  # fmt: skip
 
     def _begin(self, directory: Path) -> None:
@@ -192,6 +192,8 @@ class EpisodeBook:
         First what ended before its turn: a crash in between leaves rows twice, and loses none.
         """
         self._num_written = next(iter(self.missing()), len(self._rows))
+        if self.missing():
+            (directory / RESULT).unlink(missing_ok=True)
         self._early = {place: row for place, row in enumerate(self._rows) if place > self._num_written and row is not None}
         _replace(directory / PARTIAL, (to_json(row) + "\n" for row in self._early.values()))
         _replace(directory / EPISODES, (to_json(row) + "\n" for row in self._rows[: self._num_written]))

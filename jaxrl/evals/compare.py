@@ -111,7 +111,7 @@ def compare(before: Measured | Mapping[str, Any], after: Measured | Mapping[str,
     if clashes and not force:
         raise ConfigError(
             f"the two results are not of the same evaluation: {'; '.join(clashes)}; evaluate both alike, or force the comparison "
-            "(`force=True`), which takes the tasks that both have"
+            "(`force=True`, `--force`), which takes the tasks that both have"
         )
     pairs = {task: (was, now) for task in both if (was := old[task]) is not None and (now := new[task]) is not None}
     fixed = tuple(task for task in new if task in pairs and not _is_solved(pairs[task][0]) and _is_solved(pairs[task][1]))

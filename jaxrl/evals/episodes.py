@@ -85,9 +85,12 @@ def is_policy_failure(row: Mapping[str, Any]) -> bool:
 
 
 def is_worth_replaying(row: Mapping[str, Any]) -> bool:
-    """Say whether a resumed evaluation plays an episode again: it failed for want of an answer or of time, which may have changed."""
+    """Say whether a resumed evaluation plays an episode again: it failed for want of an answer, of time, or of the environment's server.
+
+    All of these may have changed. What an environment or a grader raised is kept: it is what the episode is like.
+    """
     error = row.get("error")
-    return is_policy_failure(row) or (error is not None and error["stage"] == Boundary.TIMEOUT)
+    return is_policy_failure(row) or (error is not None and (error["stage"] == Boundary.TIMEOUT or error["type"] == "EnvUnreachableError"))
 
 
 def without_addresses(text: str) -> str:

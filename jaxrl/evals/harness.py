@@ -23,7 +23,7 @@ from jaxrl.evals.episodes import demonstration_columns, episode_row, is_policy_f
 from jaxrl.evals.observation import VOLATILE_KEYS, FirstObservation, WatchedSession
 from jaxrl.evals.plan import PlannedEpisode, plan_episodes, plan_record
 from jaxrl.evals.policy import EvalPolicy
-from jaxrl.evals.probes import Probe, is_reproducible, probe_environment, probe_policy
+from jaxrl.evals.probes import PROBE_DEADLINE_S, Probe, is_reproducible, probe_environment, probe_policy
 from jaxrl.evals.result import EvalResult
 from jaxrl.evals.scores import score_rows
 from jaxrl.types import Rollout
@@ -87,8 +87,8 @@ class EnvEvalHarness:
     async def run(self, config: EvalConfig, *, step: int = 0, resume: bool = True) -> EvalResult:
         """Play every planned episode once and score them. A failing episode is a row, not an exception.
 
-        In a folder, episodes that are there already are not played again, but for those that failed for want of an answer of the policy
-        or of time.
+        In a folder, episodes that are there already are not played again, but for those that failed for want of an answer of the policy,
+        of time, or of the environment's server.
 
         Args:
           config: what is played, and how it is judged.
@@ -107,6 +107,7 @@ class EnvEvalHarness:
             await asyncio.to_thread(book.open, record, resume=resume)
             async with self._policy.hold(f"evaluation of {self._env.name!r}") as version:
                 _require_version(book, version)
+                self._tell(len(book.rows()), len(plan))
                 probes = await self._probe(config, plan, record["tasks_sha"])
                 await self._play_missing(config, plan, book, step, version)
         finally:
@@ -121,7 +122,7 @@ class EnvEvalHarness:
             await asyncio.to_thread(result.to_json, self._output_dir / RESULT)
         return result
 
-    def run_from_config(self, config: EvalConfig) -> EvalResult:
+    def run_from_config(self, config: EvalConfig, *, step: int = 0, resume: bool = True) -> EvalResult:
         """Do what `run` does, in plain Python: for a loop of one's own, a notebook's cell aside.
 
         Raises:
@@ -131,7 +132,7 @@ class EnvEvalHarness:
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            return asyncio.run(self.run(config))
+            return asyncio.run(self.run(config, step=step, resume=resume))
         raise RuntimeError(
             f"evaluation of {self._env.name!r}: `run_from_config` was called where an event loop is running (a coroutine, or a notebook); "
             "use `await harness.run(config)` there"
@@ -142,8 +143,8 @@ class EnvEvalHarness:
         if tasks_sha not in self._probed:
             probes: list[Probe] = []
             if self._should_probe:
-                keys = self._volatile_keys
-                probes += await probe_environment(self._env, plan, deadline_s=self._rollout_deadline_s, volatile_keys=keys)
+                deadline_s = min(self._rollout_deadline_s, PROBE_DEADLINE_S)
+                probes += await probe_environment(self._env, plan, deadline_s=deadline_s, volatile_keys=self._volatile_keys)
             if self._should_probe_policy:
                 greedy = config.eval_parameters.sampling.model_copy(update={"temperature": 0.0})
 
@@ -161,9 +162,9 @@ class EnvEvalHarness:
         """Play the episodes that have no row, `concurrency` at a time, and write each row as soon as there is one."""
         missing = [plan[position] for position in book.missing()]
         num_done = len(plan) - len(missing)
-        self._tell(num_done, len(plan))
         shown = await self._score_demonstrations(missing)
-        outage = _Outage(self._env.name, len(missing), self._concurrency)
+        # A plan of few episodes ends early only if there is nothing else in it.
+        outage = _Outage(self._env.name, max(MIN_FAILURES, self._concurrency), None if num_done else len(plan))
         waiting = iter(missing)
         scope = f"eval/{self._env.name}/{step}/{version}"
 
@@ -205,9 +206,9 @@ class EnvEvalHarness:
 class _Outage:
     """Ends an evaluation whose policy has gone: thousands of rows without an answer would measure nothing."""
 
-    def __init__(self, env_name: str, num_to_play: int, concurrency: int) -> None:
+    def __init__(self, env_name: str, limit: int, num_all: int | None) -> None:
         self._env_name = env_name
-        self._limit = min(num_to_play, max(MIN_FAILURES, concurrency))
+        self._limit = limit if num_all is None else min(limit, num_all)
         self._num_in_a_row = 0
         self._first = ""
 

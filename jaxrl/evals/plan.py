@@ -125,7 +125,7 @@ def sha_of(value: Any) -> str:
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping) and value:
+    if isinstance(value, Mapping) and (value or not path):
         for key, part in value.items():
             yield from _leaves(part, f"{path}.{key}" if path else str(key))
     else:

@@ -22,6 +22,8 @@ from jaxrl.types import Rollout
 logger = logging.getLogger(__name__)
 
 MAX_TASKS = 3
+PROBE_DEADLINE_S = 120.0
+"""How long an environment may take to its first question; six of them are waited for, one after the other."""
 CLEAN_UP_DEADLINE_S = 30.0
 """How long an environment may take to end an episode that was cancelled at its first question."""
 _AROUND, _SHOWN = 24, 72
@@ -175,14 +177,15 @@ async def _first_question(env: Environment, rollout: Rollout, deadline_s: float)
     playing = asyncio.create_task(play_rollout(env, rollout, session, deadline_s), name=f"probe of {rollout.task.id}")
     asked = asyncio.create_task(session.asked.wait(), name="first question of a probe")
     try:
-        await asyncio.wait({playing, asked}, return_when=asyncio.FIRST_COMPLETED)
+        # The play ends at its deadline by itself, unless the environment does not let it.
+        await asyncio.wait({playing, asked}, timeout=deadline_s + CLEAN_UP_DEADLINE_S, return_when=asyncio.FIRST_COMPLETED)
     finally:
         for task in (asked, playing):
             task.cancel()
         _, late = await asyncio.wait({playing, asked}, timeout=CLEAN_UP_DEADLINE_S)
+    if playing in late:
+        logger.warning("env %r: task %r goes on %g s after it was cancelled", env.name, rollout.task.id, CLEAN_UP_DEADLINE_S)
     if session.first.shown is not None:
-        if playing in late:
-            logger.warning("env %r: task %r goes on %g s after it was cancelled", env.name, rollout.task.id, CLEAN_UP_DEADLINE_S)
         return session.first.shown
     if rollout.failure is not None:
         return without_addresses(f"{rollout.failure.type}: {rollout.failure.message}")

@@ -1,13 +1,12 @@
 """A model behind an OpenAI-compatible server as the one who is measured: words go there, words and calls of tools come back.
 
 In: an endpoint that talks in words. Out: an `EvalPolicy` whose sessions need no tokenizer, and seed each reply as the embedded engine
-would, so that a server of ours writes what the model writes in process. A server that is gone fails no episode: the `Outage` is told, and
-whoever runs the evaluation ends it, so that the episodes that are missing can be played later.
+would, so that a server of ours writes what the model writes in process. Thinking that the server sets apart is put back into the text of
+a reply, between the tags that most models write, so that scorers see it as they would in process.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Protocol
@@ -16,7 +15,6 @@ from jaxrl.config.env import SamplingConfig
 from jaxrl.config.turns import History
 from jaxrl.envs.session import eval_seed_scope
 from jaxrl.envs.words import WordsPrompt, WordsReply, WordsSession
-from jaxrl.errors import EndpointDownError, JaxrlError
 from jaxrl.inference.endpoint import ChatReply, ChatRequest, TokenSampling, sampling_seed
 from jaxrl.types import Rollout
 
@@ -29,44 +27,17 @@ class ChatEndpoint(Protocol):
         ...
 
 
-class Outage:
-    """What ended an evaluation for everybody: a server that all episodes need is gone. Used from one event loop."""
-
-    def __init__(self) -> None:
-        self.cause: JaxrlError | None = None
-        """What was found; None while all is well."""
-        self._is_told = asyncio.Event()
-
-    async def suspend(self, cause: JaxrlError) -> None:
-        """Report an outage from an episode, and keep that episode until it is cancelled or its deadline passes.
-
-        Raises:
-          asyncio.CancelledError: always, sooner or later.
-        """
-        self.cause = self.cause or cause
-        self._is_told.set()
-        await asyncio.get_running_loop().create_future()
-
-    async def reported(self) -> JaxrlError:
-        """Wait for an outage, which may never come, and return its cause."""
-        await self._is_told.wait()
-        assert self.cause is not None
-        return self.cause
-
-
 class ServedPolicy:
     """A model behind an endpoint, measured as it is: nobody here counts its versions or can hold them.
 
     Args:
       endpoint: the model.
       run_seed: part of every sampling key.
-      outage: told when the endpoint is down.
     """
 
-    def __init__(self, endpoint: ChatEndpoint, *, run_seed: int, outage: Outage) -> None:
+    def __init__(self, endpoint: ChatEndpoint, *, run_seed: int) -> None:
         self._endpoint = endpoint
         self._run_seed = run_seed
-        self._outage = outage
 
     @asynccontextmanager
     async def hold(self, holder: str) -> AsyncIterator[None]:
@@ -77,7 +48,7 @@ class ServedPolicy:
     def open_session(self, rollout: Rollout, sampling: SamplingConfig, history: History) -> ServedSession:
         """See `EvalPolicy.open_session`; `history` is the server's business."""
         del history
-        return ServedSession(self._endpoint, rollout, sampling, run_seed=self._run_seed, outage=self._outage)
+        return ServedSession(self._endpoint, rollout, sampling, run_seed=self._run_seed)
 
 
 class ServedSession(WordsSession):
@@ -88,15 +59,13 @@ class ServedSession(WordsSession):
       rollout: where nodes are recorded; its draw index and member are part of every seed.
       sampling: how tokens are sampled, the same in every turn.
       run_seed: part of every seed.
-      outage: told when the endpoint is down.
     """
 
-    def __init__(self, endpoint: ChatEndpoint, rollout: Rollout, sampling: SamplingConfig, *, run_seed: int, outage: Outage) -> None:
+    def __init__(self, endpoint: ChatEndpoint, rollout: Rollout, sampling: SamplingConfig, *, run_seed: int) -> None:
         super().__init__(rollout, temperature=sampling.temperature, stop=sampling.stop)
         self._endpoint = endpoint
         self._sampling = sampling
         self._run_seed = run_seed
-        self._outage = outage
 
     async def _write(self, prompt: WordsPrompt) -> WordsReply:
         """Have the model reply.
@@ -120,13 +89,9 @@ class ServedSession(WordsSession):
             ),
             tools=prompt.tools,
         )
-        try:
-            reply = await self._endpoint.chat(request)
-        except EndpointDownError as error:
-            await self._outage.suspend(error)
-            raise
+        reply = await self._endpoint.chat(request)
         return WordsReply(
-            reply.text,
+            whole_text(reply),
             content=reply.text,
             reasoning=reply.reasoning,
             tool_calls=reply.tool_calls,
@@ -134,3 +99,16 @@ class ServedSession(WordsSession):
             num_tokens=reply.num_tokens,
             num_prompt_tokens=reply.num_prompt_tokens,
         )
+
+
+def whole_text(reply: ChatReply) -> str:
+    """Return what a model wrote, with the thinking that was set apart; calls of tools are left out.
+
+    Example:
+      >>> whole_text(ChatReply("7", is_stopped=True, reasoning="3 + 4"))
+      '<think>3 + 4</think>7'
+    """
+    if not reply.reasoning:
+        return reply.text
+    is_cut_in_thought = not reply.is_stopped and not reply.text
+    return f"<think>{reply.reasoning}" + ("" if is_cut_in_thought else f"</think>{reply.text}")

@@ -1,8 +1,9 @@
 """From a configuration to wired objects, started and stopped in order: the only folder that names every concrete class.
 
 `training` runs a `RunConfig` to its end, `serving` a `ServeConfig` until it is told to stop, and `evaluating` measures a model on an
-environment; `arrays` is the part of a run that lives on devices, `measured` that of an evaluation, `engines` what it and a server
-share, `side_by_side` keeps the two arms of a run together, `compile_cache` keeps its programs, `preflight` looks the chat template over.
+environment; `arrays` is the part of a run that lives on devices, `checkpoint_model` that of an evaluation, `engines` what it and a server
+share, `measuring` evaluates in training, `side_by_side` keeps the two arms of a run together, `compile_cache` keeps its programs,
+`preflight` looks the chat template over.
 Nothing is decided here: each part has its own rules.
 """
 

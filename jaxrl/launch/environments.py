@@ -1,4 +1,4 @@
-"""From an environment's configuration to what the pipeline asks: its task sampler, its sampler and its algorithm.
+"""From an environment's configuration to what the pipeline asks: its task sampler and gates, its sampler and its algorithm.
 
 In: a run's configuration, a built environment, the policy's pool. Out: a `TrainEnv`. Here it is decided who writes the replies. What
 can be seen to fail without a device is refused before there is one.
@@ -25,7 +25,7 @@ from jaxrl.orchestrator.algo import AlgorithmContext, build_algorithm
 from jaxrl.orchestrator.connections import UnservedPolicy, probe
 from jaxrl.orchestrator.sampler import Sampler, TrainEnv
 from jaxrl.orchestrator.sources import DemonstrationSource, FrozenSource, LivePool, PolicySource, Source
-from jaxrl.tasks import build_task_sampler
+from jaxrl.tasks import Gate, TaskSampler, build_gates, build_task_sampler
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +51,16 @@ class EnvironmentBuilder:
                 coefficients=env_config.coefficients,
                 demonstration=env.demonstration,
             )
+            tasks, gates = _tasks_and_gates(config, index, env_config, env)
             return TrainEnv(
                 name=name,
                 ratio=env_config.ratio,
-                tasks=build_task_sampler(env_config.tasks, env.tasks(), rng_seed=config.run.seed + index),
+                tasks=tasks,
                 sampler=Sampler(env, self._source(env_config, env), env_config.rollout_deadline_s),
                 algorithm=build_algorithm(settings.algo_of(env_config), self.pool, context),
                 truncated=env_config.truncated,
+                cost=env_config.tasks.cost,
+                gates=gates,
             )
 
     def build_all(self, envs: Sequence[Environment]) -> list[TrainEnv]:
@@ -84,6 +87,33 @@ class EnvironmentBuilder:
                     places=self.places,
                     history=history,
                 )
+
+
+def check_tasks(config: RunConfig, train: Sequence[Environment]) -> None:
+    """Refuse task samplers and gates that cannot be built, or not over the tasks that there are.
+
+    Raises:
+      ConfigError: names the environment and what is wrong with its `tasks`.
+    """
+    for index, (env_config, env) in enumerate(zip(config.orchestrator.train.env, train, strict=True)):
+        with failing_in(f"environment {env_name(env_config)!r}"):
+            _tasks_and_gates(config, index, env_config, env)
+
+
+def _tasks_and_gates(config: RunConfig, index: int, env_config: EnvBase, env: Environment) -> tuple[TaskSampler, tuple[Gate, ...]]:
+    """Return the task sampler and the gates of training environment number `index`, new ones each time."""
+    threshold = 1.0 if env_config.success_threshold is None else env_config.success_threshold
+    try:
+        tasks = build_task_sampler(
+            env_config.tasks,
+            env.tasks(),
+            rng_seed=config.run.seed + index,
+            group_size=config.orchestrator.group_size,
+            success_threshold=threshold,
+        )
+        return tasks, build_gates(env_config.tasks.gates)
+    except ConfigError as error:
+        raise ConfigError(f"env {env_name(env_config)!r}, `orchestrator.train.env.{index}.tasks`: {error}") from error
 
 
 def check_sources(config: RunConfig, train: Sequence[Environment]) -> None:

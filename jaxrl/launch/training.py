@@ -28,13 +28,13 @@ from jaxrl.engine.client import EmbeddedEndpoint
 from jaxrl.envs.base import Environment
 from jaxrl.envs.build import build_environment, require_disjoint_questions
 from jaxrl.errors import ConfigError, ModelLoadError, RunFailedError
-from jaxrl.evals import DemonstrationScorer, EnvEvalHarness, EvalConfig, EvalParameters, LivePolicy
 from jaxrl.inference.pool import PolicyPool
 from jaxrl.inference.rendering import Renderer
 from jaxrl.inference.rendering.known_models import load_renderer
 from jaxrl.launch.arrays import ArrayArm, array_arm, check_sizes
 from jaxrl.launch.compile_cache import use_compile_cache
-from jaxrl.launch.environments import EnvironmentBuilder, check_sources, probe_environments
+from jaxrl.launch.environments import EnvironmentBuilder, check_sources, check_tasks, probe_environments
+from jaxrl.launch.measuring import Measuring, is_owed
 from jaxrl.launch.preflight import check_template
 from jaxrl.launch.side_by_side import ctrl_c, ended_at_once, in_thread, side_by_side
 from jaxrl.models import build_mesh
@@ -44,7 +44,6 @@ from jaxrl.monitors.folder import check_run_folder, only_writer, resume_command,
 from jaxrl.monitors.logs import Redactor, RunLog, logging_to, secrets_in
 from jaxrl.monitors.terminal import EngineMeter
 from jaxrl.orchestrator.orchestrator import Orchestrator
-from jaxrl.orchestrator.ports import Evaluate
 from jaxrl.trainer.checkpoint import Checkpointer, complete_steps
 from jaxrl.trainer.loop import Trainer
 from jaxrl.transport.memory import InProcessChannel
@@ -99,7 +98,7 @@ def launch(
     mesh = build_mesh(config.trainer.mesh, devices)
     checkpointer = Checkpointer(run_dir / "checkpoints", config.trainer.checkpoint.keep_last, mesh)
     start_step = _step_to_resume(checkpointer, config.run.max_steps) if resume else None
-    if start_step is not None and start_step == config.run.max_steps:
+    if start_step is not None and start_step == config.run.max_steps and not is_owed(run_dir, start_step, heldout):
         logger.warning("%s already is at step %d of %d; `--run.max_steps N` goes on from there", run_dir, start_step, start_step)
         return Outcome(run_dir, start_step, is_complete=True)
     redactor = Redactor(secrets_in(os.environ))
@@ -173,7 +172,7 @@ def build_worlds(config: RunConfig) -> tuple[Renderer, list[Environment], list[E
 
     Raises:
       ConfigError: an environment's setting is wrong, a held-out question is trained on, nobody could write an environment's
-        replies, or `model.renderer` names what there is not.
+        replies, its task sampler or a gate cannot be built, or `model.renderer` names what there is not.
       ModelLoadError: the model directory has no usable tokenizer.
     """
     model = config.orchestrator.model
@@ -182,6 +181,7 @@ def build_worlds(config: RunConfig) -> tuple[Renderer, list[Environment], list[E
     heldout = [build_environment(env) for env in config.orchestrator.eval.env]
     require_disjoint_questions(train, heldout)
     check_sources(config, train)
+    check_tasks(config, train)
     return renderer, train, heldout
 
 
@@ -254,7 +254,9 @@ def _build_orchestrator(
 ) -> Orchestrator:
     # Twice the slots keep the engine full while some rollouts are with their environments.
     builder = EnvironmentBuilder(config, pool, renderer, asyncio.Semaphore(2 * config.engine.num_slots))
-    return Orchestrator(
+    # Called once the orchestrator is there.
+    measuring = Measuring(config, heldout, pool, renderer, monitors, lambda version: orchestrator.spent_by(version))
+    orchestrator = Orchestrator(
         config.orchestrator,
         builder.build_all(train),
         pool=pool,
@@ -273,50 +275,9 @@ def _build_orchestrator(
         async_level=config.async_level,
         row_length=config.trainer.row_length,
         overlong=config.trainer.overlong,
-        evaluate=_evaluate(config, heldout, pool, renderer, monitors) if heldout else None,
+        evaluate=measuring if heldout else None,
     )
-
-
-def _evaluate(config: RunConfig, heldout: Sequence[Environment], pool: PolicyPool, renderer: Renderer, monitors: MonitorSet) -> Evaluate:
-    """Return the function that measures the served policy on every held-out environment."""
-    settings = config.orchestrator.eval
-    policy = LivePolicy(pool, renderer, config.run.seed, config.engine.max_model_len)
-    measured = [
-        (
-            EnvEvalHarness(
-                env,
-                policy,
-                history=env_config.history,
-                demonstrations=DemonstrationScorer(
-                    env, policy, history=env_config.history, rollout_deadline_s=env_config.rollout_deadline_s
-                )
-                if settings.demonstration_nll
-                else None,
-                concurrency=2 * config.engine.num_slots,
-                rollout_deadline_s=env_config.rollout_deadline_s,
-                on_progress=functools.partial(monitors.progress, f"evaluating {env.name}"),
-            ),
-            EvalConfig(
-                dataset=env.name,
-                eval_parameters=EvalParameters(
-                    limit=settings.num_tasks,
-                    sampling=env_config.sampling or settings.sampling,
-                    success_threshold=settings.success_threshold,
-                ),
-            ),
-        )
-        for env_config, env in zip(settings.env, heldout, strict=True)
-    ]
-
-    async def evaluate(step: int, version: int) -> None:
-        for harness, asked in measured:
-            with failing_in(f"environment {harness.env_name!r}"):
-                result = await harness.run(asked, step=step)
-            scores = result.flat_scores() | {"policy_version": float(version)}
-            await asyncio.to_thread(monitors.log_eval, step, result.env_name, scores, result.rows)
-            logger.info("evaluation of %r at step %d: %s", result.env_name, step, scores)
-
-    return evaluate
+    return orchestrator
 
 
 def _step_to_resume(checkpointer: Checkpointer, max_steps: int) -> int:

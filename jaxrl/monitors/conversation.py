@@ -130,7 +130,7 @@ def _node_header(node: Node, number: int | None, reward: float | None) -> Text:
 def _size(node: Node) -> str:
     """Return how many tokens a node has and, where that is many, how many of them the chat template wrote."""
     if "num_tokens" not in node:
-        return ""
+        return _counted(node["num_sampled"], "token") if node.get("num_sampled") else ""
     num_scaffold = node["num_tokens"] - node.get("num_content_tokens", node["num_tokens"])
     told = f", {num_scaffold:,} of the template" if num_scaffold > _MUCH_SCAFFOLD else ""
     return _counted(node.get("num_sampled", node["num_tokens"]), "token") + told

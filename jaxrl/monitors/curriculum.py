@@ -1,7 +1,7 @@
 """A curriculum in one line: the share of the draws that each kind of task has, and how often it is solved.
 
-In: a step's metrics by name. Out: a line for each environment whose task sampler tells kinds of tasks apart. It computes nothing: the numbers
-are the sampler's own.
+In: a step's metrics by name. Out: a line for each environment whose task sampler tells kinds of tasks apart. It computes nothing: the
+numbers are the sampler's own.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ def kinds_in_words(values: Mapping[str, float]) -> list[str]:
       values: metrics by name; kinds are shown in the order in which they come.
 
     Example:
-      >>> kinds_in_words({"tasks/sums/key/0/p_hat": 0.9, "tasks/sums/key/0/prob": 0.14, "tasks/sums/key/1/p_hat": 0.5, "tasks/sums/key/1/prob": 0.86})
-      ['tasks of sums  0: 14% of draws, 0.90 solved; 1: 86%, 0.50']
+      >>> kinds_in_words({"tasks/sums/key/0/p_hat": 0.9, "tasks/sums/key/0/prob": 0.25, "tasks/sums/key/1/prob": 0.75})
+      ['tasks of sums  0: 25% of draws, 0.90 solved; 1: 75%']
     """
     found: dict[str, dict[str, dict[str, float]]] = {}
     for name, value in values.items():

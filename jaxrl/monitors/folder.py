@@ -83,6 +83,12 @@ def _must_be_writable(run_dir: Path) -> Iterator[None]:
         raise ConfigError(f"the run folder {run_dir} cannot be written: {error}; set `run.output_dir` to a folder that can") from error
 
 
+def eval_paths(run_dir: Path, step: int, env_name: str) -> tuple[Path, Path]:
+    """Return the files of an evaluation: its rows, and its result, which is written last."""
+    rows = run_dir / "evals" / f"step_{step:06d}.{env_name}.jsonl"
+    return rows, rows.with_suffix(".json")
+
+
 def resume_command(run_dir: Path) -> str:
     """Return the command that goes on with a run."""
     return shlex.join([sys.executable, "-m", "jaxrl.train", "--resume", str(run_dir)])

@@ -34,10 +34,6 @@ GENERATE_S = "time/generate_s"
 WAIT_FOR_POLICY_S = "time/wait_for_policy_s"
 TRAIN_TOKENS_PER_S = "throughput/train_tokens_per_s"
 GENERATED_TOKENS_PER_S = "throughput/generated_tokens_per_s"
-ADMISSION_FRAC = "admission_frac"
-"""Under `tasks/<env>/`."""
-MISSING_COSTS = "missing_costs"
-"""Under `tasks/<env>/`."""
 
 MEANINGS: dict[str, str] = {
     REWARD_MEAN: "mean reward of every scored rollout of the step, before any filter and whoever played it",
@@ -110,16 +106,16 @@ MEANINGS: dict[str, str] = {
     TRAIN_TOKENS_PER_S: "real tokens of the step's batch per second of `time/train_s`",
     GENERATED_TOKENS_PER_S: "tokens that the policy wrote in the step's decided rollouts per second of `time/generate_s`",
     "throughput/mfu_frac": "share of the devices' peak arithmetic that the model's own work used",
-    "tasks/<env>/groups": "groups that the environment's task sampler has learnt from so far, before gates and filters; stale and cancelled ones "
-    "are no result of a task",
+    "tasks/<env>/groups": "groups that the environment's task sampler has learnt from so far, before gates and filters; stale and "
+    "cancelled ones are no result of a task",
     "tasks/<env>/signal_groups": "those of them whose rewards were not all equal",
     "tasks/<env>/unscored_groups": "those of them without a single reward",
     "tasks/<env>/episodes": "rollouts of those groups",
     "tasks/<env>/scored_episodes": "those of them with a reward",
     "tasks/<env>/missing_rewards": "those of them without one, which counts as nothing and never as 0",
     "tasks/<env>/cost": "what those rollouts cost, in the unit of the environment's `tasks.cost`; counted, and no part of any draw",
-    f"tasks/<env>/{MISSING_COSTS}": "rollouts of the step that did not report their cost, which counts as 0, so `cost` is a lower bound; only with a "
-    "`tasks.cost` that the environment reports",
+    "tasks/<env>/missing_costs": "rollouts of the step that did not report their cost, which counts as 0, so `cost` is a lower bound; "
+    "only with a `tasks.cost` that the environment reports",
     "tasks/<env>/zero_signal_fraction": "share of the groups so far without a signal",
     "tasks/<env>/signal_groups_per_episode": "groups with a signal per rollout played for tasks so far",
     "tasks/<env>/signal_groups_per_cost": "groups with a signal per unit of cost so far",
@@ -129,7 +125,7 @@ MEANINGS: dict[str, str] = {
     "tasks/<env>/key/<key>/prob": "with a curriculum: probability that the next task is of this key",
     "tasks/<env>/key/<key>/episodes": "with a curriculum: rollouts of tasks of this key so far",
     "tasks/<env>/key/<key>/cost": "with a curriculum: what they cost",
-    f"tasks/<env>/{ADMISSION_FRAC}": "share of the step's groups that all gates let in, of those with a scored rollout; only with gates",
+    "tasks/<env>/admission_frac": "share of the step's groups that all gates let in, of those with a scored rollout; only with gates",
     "tasks/<env>/gate/<name>/frac": "share of the same groups that this gate let in; every gate is asked about each",
     "env/<env>/<metric>": "mean of a number that the environment, the session or the algorithm reports of a rollout, such as `forks` or "
     "`tools/calls`, over the step's rollouts that have it and did not fail",
@@ -173,6 +169,16 @@ def filter_frac(name: str) -> str:
 def task_metric(env_name: str, counter: str) -> str:
     """Return the name of a task sampler's counter."""
     return f"tasks/{env_name}/{counter}"
+
+
+def missing_costs(env_name: str) -> str:
+    """Return the name of the number of rollouts that did not report their cost."""
+    return task_metric(env_name, "missing_costs")
+
+
+def admission_frac(env_name: str) -> str:
+    """Return the name of the share of groups that all gates let in."""
+    return task_metric(env_name, "admission_frac")
 
 
 def gate_frac(env_name: str, gate: str) -> str:

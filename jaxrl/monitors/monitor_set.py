@@ -19,6 +19,7 @@ from rich.console import Console
 from jaxrl.config.monitors import MonitorsConfig
 from jaxrl.monitors import metrics
 from jaxrl.monitors.environment import describe_environment
+from jaxrl.monitors.folder import eval_paths
 from jaxrl.monitors.jsonl import MetricsFile, append_compact_lines, append_lines, finite_values, replace_compact_lines
 from jaxrl.monitors.logs import RunLog
 from jaxrl.monitors.rollouts import rollout_record
@@ -78,7 +79,7 @@ class MonitorSet:
         """The phase that `progress` was last told of; empty once that is done."""
         self._metrics = MetricsFile(run_dir / "metrics.jsonl", resume_step)
         self._terminal: Terminal | None = None
-        self._guard("old step files", lambda: self._remove_steps_after(resume_step or 0))
+        self._guard("old step files", lambda: self._remove_steps_after(-1 if resume_step is None else resume_step))
         self._environment: dict[str, Any] = {}
         self._start = self._environment
         if resume_step is not None:
@@ -135,7 +136,14 @@ class MonitorSet:
         is_export = self._config.token_export
         return (rollout_record(step, rollout, token_export=is_export, texts=self._texts) for rollout in rollouts)
 
-    def log_eval(self, step: int, env_name: str, scores: Mapping[str, float], rows: Iterable[Any] = ()) -> None:
+    def log_eval(
+        self,
+        step: int,
+        env_name: str,
+        scores: Mapping[str, float],
+        rows: Iterable[Any] = (),
+        write_result: Callable[[Path], None] | None = None,
+    ) -> None:
         """Record an evaluation.
 
         Args:
@@ -143,13 +151,21 @@ class MonitorSet:
           env_name: the environment.
           scores: become the metrics `eval/<env_name>/<score>` in the step's row.
           rows: one JSON-like value per rollout, for `evals/step_NNNNNN.<env_name>.jsonl`.
+          write_result: writes the whole result to a path, `evals/step_NNNNNN.<env_name>.json`, once all else is written.
         """
         values = {metrics.eval_score(env_name, score): value for score, value in scores.items()}
         self._guard("metrics.jsonl", lambda: self._metrics.log(step, values))
         self._track(env_name, step, values)
-        path = self._run_dir / "evals" / f"step_{step:06d}.{env_name}.jsonl"
-        self._guard("evals", lambda: (path.unlink(missing_ok=True), append_lines(path, rows)))
+        self._guard("evals", lambda: self._write_eval(step, env_name, rows, write_result))
         self._show(lambda terminal: terminal.evaluation(step, env_name, scores))
+
+    def _write_eval(self, step: int, env_name: str, rows: Iterable[Any], write_result: Callable[[Path], None] | None) -> None:
+        rows_path, result_path = eval_paths(self._run_dir, step, env_name)
+        for path in (result_path, rows_path):
+            path.unlink(missing_ok=True)
+        append_lines(rows_path, rows)
+        if write_result is not None:
+            write_result(result_path)
 
     def status(self, text: str) -> None:
         """Show what the run is waiting for, as it is; the empty string for nothing."""
@@ -227,7 +243,7 @@ class MonitorSet:
 
     def _remove_steps_after(self, step: int) -> None:
         for folder in ("rollouts", "evals"):
-            for path in (self._run_dir / folder).glob("step_*.jsonl*"):
+            for path in (self._run_dir / folder).glob("step_*.json*"):
                 match = _STEP_FILE.match(path.name)
                 if match and int(match[1]) > step:
                     path.unlink()

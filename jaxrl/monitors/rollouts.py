@@ -103,7 +103,9 @@ def _call_record(call: ToolCall) -> dict[str, Any]:
 
 
 def _node_record(node: Node) -> dict[str, Any]:
-    record = {"parent": node.parent, **_message_record(node), "num_tokens": len(node.token_ids)}
+    record = {"parent": node.parent, **_message_record(node)}
+    if len(node.token_ids):  # none are known of a model that is known by words alone
+        record["num_tokens"] = len(node.token_ids)
     if node.is_content is not None and not node.sampled:
         record["num_content_tokens"] = int(node.is_content.sum())
     if node.sampled:

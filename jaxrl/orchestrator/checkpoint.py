@@ -96,9 +96,10 @@ class Stateful:
             return encode_state(state)
         except (TypeError, ValueError) as error:
             for env in self.envs:
-                check_state_is_json(env)
+                check_state_is_json(env.name, env.tasks)
             raise RunFailedError(
-                f"step {step}: a checkpoint cannot hold the state of the run ({error}); tasks, and what an algorithm remembers, must be JSON values"
+                f"step {step}: a checkpoint cannot hold the state of the run ({error}); tasks, and what an algorithm remembers, must be "
+                "JSON values"
             ) from error
 
     def restore(self, data: bytes) -> int:

@@ -85,7 +85,7 @@ class DrawSource:
     def state_dict(self) -> dict[str, Any]:
         """Return the counts and the task samplers' states, as a JSON object."""
         envs = {
-            name: {"num_draws": self._draw_indices[name], "tasks": sampler_state(env), "cost": env.cost}
+            name: {"num_draws": self._draw_indices[name], "tasks": sampler_state(name, env.tasks), "cost": env.cost}
             for name, env in self._envs.items()
         }
         return {"num_draws": self._num_draws, "envs": envs}

@@ -133,9 +133,9 @@ class StepTally:
 
     def _task_metrics(self) -> dict[str, float]:
         """Return what was noted of tasks beside what their samplers report."""
-        values = {names.task_metric(env_name, names.MISSING_COSTS): float(count) for env_name, count in self._missing_costs.items()}
+        values = {names.missing_costs(env_name): float(count) for env_name, count in self._missing_costs.items()}
         for env_name, asked in self._num_asked.items():
-            values[names.task_metric(env_name, names.ADMISSION_FRAC)] = self._num_admitted[env_name] / asked
+            values[names.admission_frac(env_name)] = self._num_admitted[env_name] / asked
             values |= {names.gate_frac(env_name, gate): let_in / asked for gate, let_in in self._let_in[env_name].items()}
         return values
 

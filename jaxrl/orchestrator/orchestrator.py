@@ -45,6 +45,7 @@ from jaxrl.orchestrator.rules import expected_step, is_stale, lead_steps, may_di
 from jaxrl.orchestrator.sampler import TrainEnv
 from jaxrl.orchestrator.shipping import BatchMaker, ShippedStep
 from jaxrl.orchestrator.sink import TRUNCATED, Sink
+from jaxrl.orchestrator.spending import Spending
 from jaxrl.orchestrator.tasking import sampler_metrics
 from jaxrl.orchestrator.watcher import Evaluations, watch_versions
 from jaxrl.types import Bucket, Rollout, TrainBatch
@@ -130,6 +131,7 @@ class Orchestrator:
         self._reporter = Reporter(
             channel, monitors, on_report=self._take_report, deadline_s=config.wait_deadline_s, clock=clock
         )
+        self._spending = Spending(self._envs)
         self._stateful = Stateful(self._source, self._envs, self._ledger, self._batcher)
         self._keep_snapshot(0)
 
@@ -199,6 +201,10 @@ class Orchestrator:
         self._step = self._last_reported + 1
         self._snapshots = {self._last_reported: data}
 
+    def spent_by(self, version: int) -> dict[str, float]:
+        """Return what training had taken by a version that is measured; see `Spending.at`."""
+        return self._spending.at(version)
+
     def describe(self) -> str:
         """Say in one line where the run stands and what it waits for."""
         in_flight = list(self._dispatcher.in_flight.values())
@@ -215,7 +221,7 @@ class Orchestrator:
     async def _collect(self, tasks: asyncio.TaskGroup) -> None:
         """Collect and ship one step after the other."""
         try:
-            if self._step == 1 or self._step > self._max_steps:
+            if self._evaluations.is_due_at_start(self._step - 1):
                 await self._evaluations.run()
             self._timer.restart()
             self._reporter.start_clock()
@@ -321,6 +327,7 @@ class Orchestrator:
         rollouts = self._tally.rollouts()
         times = time_metrics(rollouts, generate_s=generate_s, wait_s=wait_s, pack_s=pack_s)
         shipped = ShippedStep(self._step, self._step_metrics(batch, trained) | times, rollouts)
+        self._spending.note(self._step)
         self._tally.clear()
         self._reporter.add(shipped)
         # Invariant: the snapshot of a step exists before the trainer can ask for it.

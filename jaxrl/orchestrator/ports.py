@@ -113,5 +113,5 @@ class Evaluate(Protocol):
     """Measures the policy that is being served."""
 
     async def __call__(self, step: int, version: int) -> None:
-        """Measure `version` and log it under `step`."""
+        """Measure `version` and log it under `step`, unless that was done before the run was resumed."""
         ...

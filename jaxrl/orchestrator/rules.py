@@ -118,3 +118,15 @@ def is_eval_due(previous: int, version: int, *, every_n_steps: int | None, last_
     """
     is_nth = every_n_steps is not None and version // every_n_steps > previous // every_n_steps
     return is_nth or version == last_version
+
+
+def is_eval_due_at_start(version: int, *, every_n_steps: int | None, last_version: int) -> bool:
+    """Say whether the policy that a run starts from is to be measured: the base policy is, and one that a resumed run may owe.
+
+    A run may end between a checkpoint and the measurement that was due there; whether it did, the folder of the run says.
+
+    Example:
+      >>> [is_eval_due_at_start(version, every_n_steps=4, last_version=10) for version in (0, 3, 4, 10)]
+      [True, False, True, True]
+    """
+    return version in (0, last_version) or (every_n_steps is not None and version % every_n_steps == 0)

@@ -17,8 +17,7 @@ from jaxrl.inference.rendering import Renderer
 from jaxrl.orchestrator.algo import Algorithm
 from jaxrl.orchestrator.ports import ConnectedPool
 from jaxrl.orchestrator.sources import Source
-from jaxrl.tasks import TaskSampler
-from jaxrl.tasks.gates import Gate
+from jaxrl.tasks import Gate, TaskSampler
 from jaxrl.types import Rollout
 
 

@@ -15,8 +15,7 @@ from typing import Any, TypeVar
 from jaxrl.blame import blame, place_of
 from jaxrl.errors import RunFailedError
 from jaxrl.orchestrator.sampler import TrainEnv
-from jaxrl.tasks.base import TaskSpec
-from jaxrl.tasks.gates import ask_gates
+from jaxrl.tasks import TaskSampler, TaskSpec, ask_gates
 from jaxrl.types import Rollout
 
 logger = logging.getLogger(__name__)
@@ -82,23 +81,23 @@ def sampler_metrics(env: TrainEnv) -> dict[str, float]:
     )
 
 
-def sampler_state(env: TrainEnv) -> dict[str, Any]:
+def sampler_state(env_name: str, tasks: TaskSampler) -> dict[str, Any]:
     """Return the state of an environment's task sampler for a checkpoint.
 
     Raises:
       RunFailedError: the sampler failed.
     """
-    return _asked(env.name, "it was asked for its state", env.tasks.state_dict)
+    return _asked(env_name, "it was asked for its state", tasks.state_dict)
 
 
-def check_state_is_json(env: TrainEnv) -> None:
+def check_state_is_json(env_name: str, tasks: TaskSampler) -> None:
     """Refuse a task sampler whose state a checkpoint could not hold.
 
     Raises:
       RunFailedError: the sampler failed, or its state is no JSON value.
     """
-    state = sampler_state(env)
-    _asked(env.name, "its state was written as JSON", lambda: json.dumps(state, allow_nan=False))
+    state = sampler_state(env_name, tasks)
+    _asked(env_name, "its state was written as JSON", lambda: json.dumps(state, allow_nan=False))
 
 
 def ask(env: TrainEnv, rollouts: Sequence[Rollout]) -> dict[str, bool]:
@@ -151,8 +150,8 @@ class CostReader:
         if silent is not None and env.name not in self._warned:
             self._warned.add(env.name)
             logger.warning(
-                "env %r, task %r: a rollout that did not fail reports no cost: its `tasks.cost`=%r is no number >= 0 among its metrics (%s). It "
-                "counts as 0, and so will others; `tasks/%s/missing_costs` counts them",
+                "env %r, task %r: a rollout that did not fail reports no cost: `tasks.cost`=%r is no number >= 0 among its metrics (%s). "
+                "It counts as 0, and so will others; `tasks/%s/missing_costs` counts them",
                 env.name, silent.task.id, env.cost, _listed(silent.metrics), env.name,
             )  # fmt: skip
         return [cost or 0.0 for cost in told], told.count(None)

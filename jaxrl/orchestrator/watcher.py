@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 from jaxrl.envs.play import is_cancelled_by_owner
 from jaxrl.orchestrator.ports import Evaluate, Policy, TrainerChannel
-from jaxrl.orchestrator.rules import is_eval_due
+from jaxrl.orchestrator.rules import is_eval_due, is_eval_due_at_start
 
 
 class Evaluations:
@@ -42,6 +42,10 @@ class Evaluations:
     def is_due(self, previous: int, version: int) -> bool:
         """Say whether the policy is to be measured now that it went from `previous` to `version`."""
         return is_eval_due(previous, version, every_n_steps=self._every_n_steps, last_version=self._last_version)
+
+    def is_due_at_start(self, version: int) -> bool:
+        """Say whether the policy is to be measured before anything is drawn; `evaluate` passes over what was measured before a resume."""
+        return is_eval_due_at_start(version, every_n_steps=self._every_n_steps, last_version=self._last_version)
 
     async def run(self) -> None:
         """Measure the version that is served; returns early if `cancel` is called."""

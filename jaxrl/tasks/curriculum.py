@@ -123,7 +123,9 @@ class CurriculumSampler(FiniteSampler):
         if signal not in ("beta", "variance"):
             raise ValueError(f"`signal` must be 'beta' or 'variance', got {signal!r}")
         if not 0 <= signal_tolerance < math.inf or (signal_tolerance and signal != "variance"):
-            raise ValueError(f"`signal_tolerance` must be >= 0, and is for `signal`='variance' alone; got {signal_tolerance!r} for {signal!r}")
+            raise ValueError(
+                f"`signal_tolerance` must be >= 0, and is for `signal`='variance' alone; got {signal_tolerance!r} for {signal!r}"
+            )
         tasks = list(tasks)
         self._key_name, keys = keys_of(tasks, key)
         super().__init__(

@@ -12,6 +12,8 @@ import numbers
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
+import numpy as np
+
 from jaxrl.tasks.base import TaskSpec
 from jaxrl.tasks.identity import task_id
 
@@ -62,7 +64,9 @@ def keys_of(tasks: Sequence[TaskSpec], key: KeyName | KeyFunction) -> TaskKeys:
             return TaskKeys(name, [_text(value, spec, f"`{name}`") for spec, value in zip(tasks, values, strict=True)])
         if len(without) < len(tasks):
             named = ", ".join(map(repr, without[:MAX_NAMED])) + (", ..." if len(without) > MAX_NAMED else "")
-            raise ValueError(f"{len(without)} of {len(tasks)} tasks have no `{name}` ({named}); give every task one, or choose another `key`")
+            raise ValueError(
+                f"{len(without)} of {len(tasks)} tasks have no `{name}` ({named}); give every task one, or choose another `key`"
+            )
         following = KEY_NAMES[KEY_NAMES.index(name) + 1]
         logger.warning("no task has a `%s`: tasks are told apart by `%s`", name, following)
     return TaskKeys("id", [task_id(spec) for spec in tasks])
@@ -72,6 +76,8 @@ def _text(value: object, spec: TaskSpec, what: str) -> str:
     """Return a key as text: 1 and 1.0 are one key."""
     if isinstance(value, str) and value:
         return value
-    if isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value):
+    if isinstance(value, numbers.Integral) and not isinstance(value, bool):
+        return str(int(value))
+    if isinstance(value, float | np.floating) and math.isfinite(value):
         return str(int(value)) if value == int(value) else repr(float(value))
     raise ValueError(f"{what} of task {task_id(spec)!r} is {value!r}; expected a finite number, or a text that is not empty")

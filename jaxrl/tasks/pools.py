@@ -188,7 +188,7 @@ class PoolsSampler(FiniteSampler):
 
 
 def _check_pools(pools: Sequence[Pool]) -> None:
-    *own, unseen, failing = pools
+    *own, unseen, _ = pools
     names = [pool.name for pool in pools]
     if not own or len(set(names)) < len(names):
         raise ValueError(f"`pools` needs at least one pool, each with a name of its own, none 'unseen' or 'failing'; got {names[:-2]}")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from tests.orchestrator.wiring import Run, make_run
 
 
@@ -50,3 +52,22 @@ async def test_3_a_run_that_died_after_its_last_checkpoint_measures_the_final_po
     await second.play()
     assert measured == [(4, 0)]
     assert second.batches == []
+
+
+@pytest.mark.parametrize(("stopped", "expected"), [(2, [(2, 0), (4, 2)]), (3, [(4, 1)])])
+async def test_4_a_run_that_ended_before_the_measurement_that_was_due_at_its_last_step_makes_it_when_it_is_resumed(
+    stopped: int, expected: list[tuple[int, int]]
+) -> None:
+    loop = asyncio.get_running_loop()
+
+    def stop(step: int) -> None:
+        if step == stopped:
+            loop.call_soon_threadsafe(first.orchestrator.request_stop)
+
+    first = make_run(max_steps=4, on_applied=stop)
+    await first.play()
+    measured: list[tuple[int, int]] = []
+    second = measured_run(measured, start_version=stopped, eval={"every_n_steps": 2})
+    second.orchestrator.restore(first.orchestrator.snapshot(stopped))
+    await second.play()
+    assert measured == expected

@@ -13,7 +13,9 @@ from jaxrl.evals.compare import Comparison, compare, comparison_lines, mcnemar_p
 from jaxrl.evals.result import EvalResult
 
 
-def result(shares: dict[str, float | None], *, dataset: str = "sums", env_parameters: dict[str, Any] | None = None, **asked: Any) -> EvalResult:
+def result(
+    shares: dict[str, float | None], *, dataset: str = "sums", env_parameters: dict[str, Any] | None = None, **asked: Any
+) -> EvalResult:
     """Return a result with these shares of successes."""
     config = EvalConfig(dataset=dataset, eval_parameters=EvalParameters(**asked), env_parameters=env_parameters or {})
     return EvalResult(config, "sums", 0, None, {"per_task": {task: {"success_rate": share} for task, share in shares.items()}})

@@ -8,15 +8,16 @@ import numpy as np
 import pytest
 
 from jaxrl.config.turns import BudgetConfig
-from jaxrl.envs.base import TaskSpec
+from jaxrl.envs.base import Environment, TaskSpec
 from jaxrl.envs.chat import ChatEnvironment, Episode
 from jaxrl.envs.single_turn import SingleTurnEnvironment
 from jaxrl.errors import EngineError
-from jaxrl.evals import EnvEvalHarness, score_rows
-from jaxrl.evals.demonstrations import DemonstrationScorer
+from jaxrl.evals import DemonstrationScorer, EnvEvalHarness, LivePolicy, score_rows
+from jaxrl.evals.demonstrations import DemonstrationScore
 from jaxrl.inference.pool import PolicyPool
+from jaxrl.tasks import task_of
 from tests.envs.policies import IM_END, RENDERER, ids_of
-from tests.evals.test_harness import GREEDY
+from tests.evals.worlds import asking
 from tests.fakes import ScriptedEndpoint, ToyEnv
 
 DEMONSTRATIONS = {"a": "4", "b": None, "c": "It is 16."}
@@ -49,9 +50,17 @@ def sums(**demonstrations: str | None) -> SingleTurnEnvironment:
     )  # fmt: skip
 
 
-def harness(endpoint: ScriptedEndpoint, env: SingleTurnEnvironment, **options: object) -> EnvEvalHarness:
-    settings: dict = {"run_seed": 0, "window": 128, "demonstration_nll": True} | options
-    return EnvEvalHarness(env, PolicyPool([endpoint], 0), RENDERER, GREEDY, **settings)
+def harness(endpoint: ScriptedEndpoint, env: Environment, *, window: int = 128, asked: bool = True, **options: object) -> EnvEvalHarness:
+    policy = LivePolicy(PolicyPool([endpoint], 0), RENDERER, run_seed=0, window=window)
+    demonstrations = DemonstrationScorer(env, policy) if asked else None
+    settings: dict = {"demonstrations": demonstrations, "should_probe": False} | options
+    return EnvEvalHarness(env, policy, **settings)
+
+
+async def scored(endpoint: ScriptedEndpoint, env: Environment) -> list[DemonstrationScore | None]:
+    """Score the demonstrations of an environment in a window of 64 tokens."""
+    scorer = DemonstrationScorer(env, LivePolicy(PolicyPool([endpoint], 0), RENDERER, run_seed=0, window=64))
+    return list((await scorer.score({spec["id"]: task_of(env.name, spec) for spec in env.tasks()}, asyncio.Semaphore(1))).values())
 
 
 def prompt_of(name: str) -> list[int]:
@@ -61,7 +70,7 @@ def prompt_of(name: str) -> list[int]:
 
 async def test_prompt_demonstration_and_stop_id_are_scored_and_the_mean_is_over_the_tokens_of_all_replies() -> None:
     endpoint = Ruler()
-    result = await harness(endpoint, sums(**DEMONSTRATIONS)).run(step=3)
+    result = await harness(endpoint, sums(**DEMONSTRATIONS)).run(asking(), step=3)
     expected = {name: [*prompt_of(name), *ids_of(text), IM_END] for name, text in DEMONSTRATIONS.items() if text}
     assert endpoint.scored == list(expected.values())
     replied = {name: range(len(prompt_of(name)), len(ids)) for name, ids in expected.items()}
@@ -76,7 +85,7 @@ async def test_prompt_demonstration_and_stop_id_are_scored_and_the_mean_is_over_
 
 async def test_the_policys_own_replies_and_their_scores_are_what_they_are_without() -> None:
     env = sums(**DEMONSTRATIONS)
-    with_nll, without = [await harness(Ruler(), env, demonstration_nll=asked).run(step=0) for asked in (True, False)]
+    with_nll, without = [await harness(Ruler(), env, asked=asked).run(asking(), step=0) for asked in (True, False)]
     added = {"demonstration_nll", "demonstration_tokens"}
     assert [{k: v for k, v in row.items() if k not in added} for row in with_nll.rows] == without.rows
     assert with_nll.scores.keys() - without.scores.keys() == {"demonstration_nll", "n_demonstrations"}
@@ -99,11 +108,12 @@ async def test_demonstrations_are_rendered_once_and_scored_by_the_version_that_i
         return await score(token_ids, temperature)
 
     pool.score = watched
-    measured = EnvEvalHarness(env, pool, RENDERER, GREEDY, run_seed=0, window=128, demonstration_nll=True)
-    first = await measured.run(step=0)
+    policy = LivePolicy(pool, RENDERER, run_seed=0, window=128)
+    measured = EnvEvalHarness(env, policy, demonstrations=DemonstrationScorer(env, policy), should_probe=False)
+    first = await measured.run(asking(), step=0)
     await pool.update(1)
     num_played = len(played)
-    second = await measured.run(step=1)
+    second = await measured.run(asking(), step=1)
     assert len(played) == num_played and endpoint.scored[0] == endpoint.scored[1]
     assert versions == [first.version, second.version] == [0, 1]
 
@@ -113,7 +123,7 @@ async def test_what_cannot_be_rendered_or_is_refused_is_left_out_and_said(caplog
     endpoint.refused = (1,)
     env = sums(a="4", b="8", long="1 " * 300, c="16")
     with caplog.at_level(logging.WARNING):
-        scores = await DemonstrationScorer(env, env.tasks(), RENDERER, window=64).score(PolicyPool([endpoint], 0), asyncio.Semaphore(1))
+        scores = await scored(endpoint, env)
     assert [score is not None for score in scores] == [True, False, False, True]
     assert "1 of 4 demonstrations cannot be scored" in caplog.text and "task 'long'" in caplog.text
     assert "1 demonstrations were not scored; the first one: no" in caplog.text
@@ -121,7 +131,7 @@ async def test_what_cannot_be_rendered_or_is_refused_is_left_out_and_said(caplog
 
 async def test_without_a_demonstration_there_is_no_score_but_a_word_about_it(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        result = await harness(Ruler(), sums(a=None)).run(step=0)
+        result = await harness(Ruler(), sums(a=None)).run(asking(), step=0)
     assert "demonstration_nll" not in result.scores and result.rows[0]["demonstration_nll"] is None
     assert "no task of the evaluation has a demonstration" in caplog.text
 
@@ -139,7 +149,7 @@ async def test_no_more_demonstrations_are_scored_at_once_than_asked_for() -> Non
             return await super().score(token_ids, temperature)
 
     env = sums(**{f"t{index}": str(index) for index in range(9)})
-    await harness(Slow(), env, concurrency=3).run(step=0)
+    await harness(Slow(), env, concurrency=3).run(asking(), step=0)
     assert most == 3
 
 
@@ -159,7 +169,7 @@ async def test_a_demonstration_of_which_a_limit_leaves_replies_unsaid_is_left_ou
 
     endpoint, env = Ruler(), Talk("talk", [{"id": "t"}], budget=BudgetConfig(max_turns=1))
     with caplog.at_level(logging.WARNING):
-        scores = await DemonstrationScorer(env, env.tasks(), RENDERER, window=64).score(PolicyPool([endpoint], 0), asyncio.Semaphore(1))
+        scores = await scored(endpoint, env)
     assert scores == [None] and endpoint.scored == []
     assert "task 't': it was over after 1 replies (max_turns)" in caplog.text
 
@@ -167,9 +177,7 @@ async def test_a_demonstration_of_which_a_limit_leaves_replies_unsaid_is_left_ou
 async def test_the_replies_of_several_turns_are_scored_in_one_sequence_each_after_all_that_was_said() -> None:
     endpoint = Ruler()
     env = ToyEnv(num_tasks=2, num_turns=2, demonstration=lambda spec: ["4", "16"] if spec["id"] == "toy-0" else ["4"])
-    result = await EnvEvalHarness(env, PolicyPool([endpoint], 0), RENDERER, GREEDY, run_seed=0, window=256, demonstration_nll=True).run(
-        step=0
-    )
+    result = await harness(endpoint, env, window=256).run(asking(), step=0)
     first = RENDERER.open_turn(None, [{"role": "user", "content": "q0"}])
     state = RENDERER.close_turn(first, np.array([*ids_of("4"), IM_END], np.int32))
     second = RENDERER.open_turn(state, [{"role": "user", "content": "again 1"}]).prompt_ids.tolist()

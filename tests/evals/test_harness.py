@@ -6,55 +6,16 @@ import json
 import numpy as np
 import pytest
 
-from jaxrl.config.env import SamplingConfig
-from jaxrl.envs.base import Outcome, Session, TaskSpec
-from jaxrl.evals import EnvEvalHarness, EvalResult, score_rows
+from jaxrl.evals import EvalResult, score_rows
 from jaxrl.inference.endpoint import GenerateRequest, sampling_seed
 from jaxrl.inference.pool import PolicyPool
-from tests.envs.policies import IM_END, RENDERER, ids_of
+from tests.evals.worlds import Sums, asking, harness, live, right_below_four
 from tests.fakes import ScriptedEndpoint
-
-GREEDY = SamplingConfig(temperature=0.0, max_tokens=16)
-
-
-class Sums:
-    """Asks a + a for each task; some tasks break, hang, or are not scored."""
-
-    name = "sums"
-
-    def __init__(self, num_tasks: int = 6, *, odd: dict[int, str] | None = None) -> None:
-        self._tasks: list[TaskSpec] = [{"id": f"s{a}", "a": a} for a in range(num_tasks)]
-        self._odd = odd or {}
-
-    def tasks(self) -> list[TaskSpec]:
-        return self._tasks
-
-    async def play(self, spec: TaskSpec, session: Session) -> Outcome:
-        odd = self._odd.get(spec["a"])
-        if odd == "raises":
-            raise RuntimeError("no such sum")
-        if odd == "hangs":
-            await asyncio.sleep(60)
-        reply = await session.ask([{"role": "user", "content": f"{spec['a']} + {spec['a']} ="}])
-        reward = None if odd == "unscored" else float(reply.text == str(2 * spec["a"]))
-        return Outcome(reward=reward, is_truncated=not reply.is_stopped, metrics={"sums/a": float(spec["a"])})
-
-
-def right_below_four(request: GenerateRequest, version: int) -> list[int]:
-    """Answer sums of a < 4 correctly and others with 0."""
-    a = int(RENDERER.decode(request.token_ids).split("user\n")[1].split(" ")[0])
-    return [*ids_of(str(2 * a) if a < 4 else "0"), IM_END]
-
-
-def harness(env: Sums, endpoint: ScriptedEndpoint | None = None, **options) -> EnvEvalHarness:  # type: ignore[no-untyped-def]
-    pool = options.pop("pool", None) or PolicyPool([endpoint or ScriptedEndpoint(right_below_four)], 0)
-    settings = {"run_seed": 11, "window": 128} | options
-    return EnvEvalHarness(env, pool, RENDERER, GREEDY, **settings)
 
 
 async def test_each_planned_episode_has_one_row_in_plan_order_and_scores_follow_from_the_rows() -> None:
     slow_first = ScriptedEndpoint(right_below_four, latency=lambda r: 0.02 if "/0/0" in r.request_id else 0.0)
-    result = await harness(Sums(), slow_first).run(step=5)
+    result = await harness(Sums(), slow_first).run(asking(), step=5)
     assert [row["task_id"] for row in result.rows] == [f"s{a}" for a in range(6)]
     assert [row["reward"] for row in result.rows] == [1.0, 1.0, 1.0, 1.0, 0.0, 0.0]
     assert (result.env_name, result.step, result.version) == ("sums", 5, 0)
@@ -64,24 +25,25 @@ async def test_each_planned_episode_has_one_row_in_plan_order_and_scores_follow_
     assert rows[3]["text"] == "6" and rows[3]["messages"][-1] == {"role": "assistant", "content": "6"}
     assert [node["parent"] for node in rows[3]["nodes"]] == [None, 0] and rows[3]["nodes"][1]["sampled"] is True
     assert rows[3]["completion_tokens"] == 2 and rows[3]["token_versions"] == [0] and rows[3]["turns"] == 1
-    assert rows[3]["metrics"] == {"forks": 0.0, "sums/a": 3.0} and result.scores["sums/a"] == 2.5 and result.scores["mean_num_turns"] == 1.0
+    assert rows[3]["metrics"] == {"forks": 0.0, "sums/a": 3.0} and result.scores["metrics"]["sums/a"] == 2.5
+    assert result.scores["mean_num_turns"] == 1.0 and result.flat_scores()["sums/a"] == 2.5
 
 
 async def test_errors_timeouts_and_unscored_episodes_have_rows_with_no_reward() -> None:
     env = Sums(odd={1: "raises", 2: "hangs", 3: "unscored"})
-    result = await harness(env, rollout_deadline_s=0.1).run(step=0)
+    result = await harness(env, rollout_deadline_s=0.1).run(asking(), step=0)
     assert [row["status"] for row in result.rows] == ["ok", "error", "error", "unscored", "ok", "ok"]
     assert [row["reward"] for row in result.rows] == [1.0, None, None, None, 0.0, 0.0]
-    assert [row["error"] and row["error"]["boundary"] for row in result.rows] == [None, "env", "timeout", None, None, None]
+    assert [row["error"] and row["error"]["stage"] for row in result.rows] == [None, "env", "timeout", None, None, None]
     error = result.rows[1]["error"]
-    assert (error["boundary"], error["type"]) == ("env", "RuntimeError")
-    assert error["message"].startswith("no such sum (test_harness.py, line ") and error["message"].endswith(", in play)")
+    assert (error["stage"], error["type"]) == ("env", "RuntimeError")
+    assert error["message"].startswith("no such sum (worlds.py, line ") and error["message"].endswith(", in play)")
     assert result.scores["n_planned"] == 6 and result.scores["n_error"] == 2 and result.scores["n_scored"] == 3
     assert result.scores["success_rate"] == pytest.approx(1 / 3)
 
 
-async def test_num_tasks_plays_the_first_ones() -> None:
-    result = await harness(Sums(), num_tasks=2).run(step=0)
+async def test_a_limit_plays_the_first_tasks() -> None:
+    result = await harness(Sums()).run(asking(limit=2), step=0)
     assert [row["task_id"] for row in result.rows] == ["s0", "s1"]
 
 
@@ -96,21 +58,21 @@ async def test_no_more_episodes_run_at_once_than_asked_for() -> None:
         return original(request)
 
     endpoint.latency = latency
-    await harness(Sums(12), endpoint, concurrency=3).run(step=0)
+    await harness(Sums(12), endpoint, concurrency=3).run(asking(), step=0)
     assert max(running) == 3
 
 
 async def test_progress_is_told_before_the_first_episode_and_after_each() -> None:
     told: list[tuple[int, int]] = []
-    await harness(Sums(3), on_progress=lambda done, total: told.append((done, total))).run(step=0)
+    await harness(Sums(3), on_progress=lambda done, total: told.append((done, total))).run(asking(), step=0)
     assert told == [(0, 3), (1, 3), (2, 3), (3, 3)]
 
 
 async def test_sampling_is_evaluations_own_and_seeds_are_of_a_scope_that_training_cannot_have() -> None:
     endpoint = ScriptedEndpoint(right_below_four)
     before = np.random.get_state()[1].copy()
-    await harness(Sums(3), endpoint).run(step=0)
-    await harness(Sums(3), endpoint).run(step=4)
+    await harness(Sums(3), endpoint).run(asking(), step=0)
+    await harness(Sums(3), endpoint).run(asking(), step=4)
     assert {request.sampling.temperature for request in endpoint.requests} == {0.0}
     seeds = [request.sampling.seed for request in endpoint.requests]
     expected = sorted(sampling_seed(11, "eval:sums", index, 0, 0) for index in range(3))
@@ -122,7 +84,7 @@ async def test_sampling_is_evaluations_own_and_seeds_are_of_a_scope_that_trainin
 async def test_a_weight_update_waits_for_the_evaluation() -> None:
     endpoint = ScriptedEndpoint(right_below_four, latency=lambda r: 0.005)
     pool = PolicyPool([endpoint], 0)
-    evaluation = asyncio.create_task(harness(Sums(12), pool=pool, concurrency=2).run(step=0))
+    evaluation = asyncio.create_task(harness(Sums(12), policy=live(pool=pool), concurrency=2).run(asking(), step=0))
     await asyncio.sleep(0.006)
     await pool.update(1)
     result = await evaluation
@@ -133,7 +95,7 @@ async def test_a_weight_update_waits_for_the_evaluation() -> None:
 async def test_episodes_that_ran_on_a_newer_version_after_the_hold_are_counted() -> None:
     endpoint = ScriptedEndpoint(right_below_four, latency=lambda r: 0.02)
     pool = PolicyPool([endpoint], 0)
-    evaluation = asyncio.create_task(harness(Sums(4), pool=pool, concurrency=1, hold_deadline_s=0.03).run(step=0))
+    evaluation = asyncio.create_task(harness(Sums(4), policy=live(pool=pool, hold_deadline_s=0.03), concurrency=1).run(asking(), step=0))
     await asyncio.sleep(0.01)
     await pool.update(1)
     result = await evaluation
@@ -144,7 +106,7 @@ async def test_episodes_that_ran_on_a_newer_version_after_the_hold_are_counted()
 async def test_cancelling_an_evaluation_cancels_its_episodes_and_lets_updates_go() -> None:
     endpoint = ScriptedEndpoint(latency=lambda r: 60.0)
     pool = PolicyPool([endpoint], 0)
-    evaluation = asyncio.create_task(harness(Sums(3), pool=pool).run(step=0))
+    evaluation = asyncio.create_task(harness(Sums(3), policy=live(pool=pool)).run(asking(), step=0))
     await asyncio.sleep(0.05)
     evaluation.cancel()
     with pytest.raises(asyncio.CancelledError):

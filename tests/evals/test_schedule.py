@@ -75,7 +75,9 @@ def test_no_step_is_measured_twice_whatever_is_asked_and_where_it_is_saved(every
     ],
     ids=["two", "three", "a third one of its own"],
 )
-def test_a_function_that_needs_three_arguments_is_told_what_training_had_cost_before(make: Callable[[list[Any]], Any], expected: Any) -> None:
+def test_a_function_that_needs_three_arguments_is_told_what_training_had_cost_before(
+    make: Callable[[list[Any]], Any], expected: Any
+) -> None:
     told: list[Any] = []
     counters = {"episodes": 8.0, "cost": 100.0}
 

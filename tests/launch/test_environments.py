@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jaxrl.blame import component_of_error
 from jaxrl.config.algorithm import CoefficientsConfig, EchoConfig, GRPOConfig, OPDConfig, OPSDConfig, SFTConfig
 from jaxrl.config.env import ReverseTextEnvConfig, SamplingConfig
 from jaxrl.config.inference import EmbeddedInferenceConfig
@@ -16,12 +17,13 @@ from jaxrl.config.trainer import TrainerConfig
 from jaxrl.envs.build import build_environment
 from jaxrl.errors import ConfigError, EngineError
 from jaxrl.inference.pool import PolicyPool
-from jaxrl.launch.environments import EnvironmentBuilder, check_sources, probe_environments
+from jaxrl.launch.environments import EnvironmentBuilder, check_sources, check_tasks, probe_environments
 from jaxrl.orchestrator import algo as algorithms
 from jaxrl.orchestrator import connections
 from jaxrl.orchestrator.algo import GRPO
 from jaxrl.orchestrator.sampler import TrainEnv
 from jaxrl.orchestrator.sources import DemonstrationSource, FrozenSource, PolicySource
+from jaxrl.tasks import CurriculumSampler
 from jaxrl.types import Rollout, Task
 from tests.envs.test_transcript import STRIPPING_RENDERER
 from tests.fakes import ScriptedEndpoint, ToyEnv
@@ -196,3 +198,42 @@ async def test_a_filter_that_cannot_be_imported_is_found_before_the_policy_is_lo
     missing = EchoConfig.model_validate({"filter": {"import_path": "no_such_module:keep"}})
     with pytest.raises(ConfigError, match=r"`algo.filter.import_path`='no_such_module:keep' cannot be imported: ModuleNotFoundError"):
         await probed(missing)
+
+
+def tasks_of(**settings: Any) -> RunConfig:
+    return config_of(ReverseTextEnvConfig.model_validate({"name": "words", "num_tasks": 3, "max_chars": 4} | settings), algo=GRPOConfig())
+
+
+def test_tasks_costs_and_gates_are_those_of_the_environment() -> None:
+    gates = [{"type": "advantage_range"}, {"type": "python", "name": "mine", "import_path": "operator:truth"}]
+    tasks = {"type": "curriculum", "key": "id", "cost": "service_spend", "gates": gates}
+    (env,) = built(tasks_of(tasks=tasks, success_threshold=0.5))
+    assert isinstance(env.tasks, CurriculumSampler)
+    state = env.tasks.state_dict()
+    assert (state["group_size"], state["success_threshold"], state["rng_seed"]) == (8, 0.5, 0)
+    assert env.cost == "service_spend" and [gate.name for gate in env.gates] == ["advantage_range", "mine"]
+    (plain,) = built(tasks_of(tasks={"type": "curriculum", "key": "id"}))
+    assert plain.tasks.state_dict()["success_threshold"] == 1.0
+    assert (plain.cost, plain.gates) == ("completion_tokens", ())
+
+
+@pytest.mark.parametrize(
+    ("tasks", "words"),
+    [
+        ({"type": "python", "import_path": "no_such_module:Sampler"}, "no_such_module"),
+        ({"type": "python", "import_path": "builtins:list"}, "rng_seed"),
+        ({"type": "uniform", "gates": [{"type": "python", "name": "mine", "import_path": "operator:no_such_gate"}]}, "no_such_gate"),
+    ],
+)
+def test_a_sampler_or_a_gate_that_cannot_be_built_is_refused_before_any_device(tasks: Any, words: str) -> None:
+    config = tasks_of(tasks=tasks)
+    with pytest.raises(ConfigError, match=rf"env 'words', `orchestrator\.train\.env\.0\.tasks`: .*{words}") as caught:
+        check_tasks(config, [build_environment(config.orchestrator.train.env[0])])
+    assert component_of_error(caught.value) == "environment 'words'"
+
+
+def test_tasks_of_which_only_some_have_a_difficulty_are_refused_before_any_device() -> None:
+    env = ToyEnv("words", num_tasks=3)
+    env.tasks()[1]["difficulty"] = 2
+    with pytest.raises(ConfigError, match=r"2 of 3 tasks have no `difficulty` \('words-0', 'words-2'\)"):
+        check_tasks(tasks_of(tasks={"type": "curriculum"}), [env])

@@ -3,6 +3,7 @@
 import io
 import json
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -107,12 +108,39 @@ def test_resuming_removes_what_later_steps_wrote(tmp_path: Path) -> None:
     m = monitors(tmp_path)
     for step in (1, 2, 3):
         m.log_rollouts(step, [rollout()])
-        m.log_eval(step, "add", {"success_rate": step / 10}, [{}])
+        m.log_eval(step, "add", {"success_rate": step / 10}, [{}], write_result=lambda path: path.write_text("{}"))
     m.close()
     monitors(tmp_path, resume_step=1).close()
     assert [row["step"] for row in read_lines(tmp_path / "metrics.jsonl")] == [1]
     assert [p.name for p in (tmp_path / "rollouts").iterdir()] == ["step_000001.jsonl"]
-    assert [p.name for p in (tmp_path / "evals").iterdir()] == ["step_000001.add.jsonl"]
+    assert sorted(p.name for p in (tmp_path / "evals").iterdir()) == ["step_000001.add.json", "step_000001.add.jsonl"]
+
+
+def test_the_result_of_an_evaluation_is_written_after_its_rows_or_not_at_all(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    m = monitors(tmp_path)
+    result = tmp_path / "evals" / "step_000000.add.json"
+    m.log_eval(
+        0, "add", {}, [{"n": 1}], write_result=lambda path: path.write_text(str(len(read_lines(tmp_path / "evals" / f"{path.name}l"))))
+    )
+    assert result.read_text() == "1"
+
+    def broken() -> Iterator[dict[str, int]]:
+        yield {"n": 2}
+        raise OSError("disk full")
+
+    with caplog.at_level(logging.WARNING):
+        m.log_eval(0, "add", {}, broken(), write_result=lambda path: path.write_text("whole"))
+    m.close()
+    assert not result.exists() and "monitor 'evals' failed" in caplog.records[0].getMessage()
+
+
+def test_a_new_run_takes_nothing_over_that_an_earlier_one_left_in_its_folder(tmp_path: Path) -> None:
+    m = monitors(tmp_path)
+    m.log_eval(0, "add", {}, [{}], write_result=lambda path: path.write_text("{}"))
+    m.close()
+    (tmp_path / "metrics.jsonl").unlink()
+    monitors(tmp_path).close()
+    assert list((tmp_path / "evals").iterdir()) == []
 
 
 def test_a_monitor_that_fails_warns_once_and_the_run_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

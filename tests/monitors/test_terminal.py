@@ -300,7 +300,11 @@ def test_a_reader_that_goes_away_does_not_end_the_run(caplog: pytest.LogCaptureF
     assert [record.getMessage().split(";")[0] for record in caplog.records] == ["nobody reads what the run prints any more"]
 
 
-KINDS = {f"tasks/sums/key/{key}/{what}": value for key, share, solved in ((0, 0.1, 0.95), (1, 0.6, 0.5), (2, 0.3, 0.1)) for what, value in (("p_hat", solved), ("prob", share), ("cost", 9.0))}  # fmt: skip
+KINDS = {
+    f"tasks/sums/key/{key}/{what}": value
+    for key, share, solved in ((0, 0.1, 0.95), (1, 0.6, 0.5), (2, 0.3, 0.1))
+    for what, value in (("p_hat", solved), ("prob", share), ("cost", 9.0))
+}
 LINE = "tasks of sums  0: 10% of draws, 0.95 solved; 1: 60%, 0.50; 2: 30%, 0.10"
 
 

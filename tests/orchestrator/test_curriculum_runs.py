@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import random
 from collections import Counter
 from typing import Any
@@ -10,15 +11,14 @@ import pytest
 
 from jaxrl.config.filters import MinRewardFilterConfig, ZeroAdvantageFilterConfig
 from jaxrl.orchestrator.checkpoint import decode_state
-from jaxrl.tasks import TaskSampler, UniformSampler
-from jaxrl.tasks.curriculum import CurriculumSampler
+from jaxrl.tasks import CurriculumSampler, Pool, PoolsSampler, TaskSampler, UniformSampler
 from jaxrl.tasks.gates import AdvantageRangeGate
-from jaxrl.tasks.pools import PoolsSampler
 from jaxrl.transport.codec import encode
 from tests.fakes import ScriptedPool, ToyEnv
 from tests.orchestrator.wiring import Run, make_env, make_run
 
 GROUP_SIZE = 4
+POOLS = [Pool("hard", 0.2, 0.5), Pool("medium", 0.8, 1.0), Pool("easy", math.inf, 0.1)]
 
 
 class Tiers(ToyEnv):
@@ -39,7 +39,7 @@ class Tiers(ToyEnv):
 SAMPLERS = {
     "curriculum": lambda tasks: CurriculumSampler(tasks, GROUP_SIZE, rng_seed=3),
     "ids": lambda tasks: CurriculumSampler(tasks, GROUP_SIZE, key="id", rng_seed=3),
-    "pools": lambda tasks: PoolsSampler(tasks, rng_seed=3),
+    "pools": lambda tasks: PoolsSampler(tasks, POOLS, rng_seed=3),
 }
 
 
@@ -156,7 +156,7 @@ async def test_in_an_asynchronous_run_a_task_is_learnt_from_once_although_it_is_
     assert queued and set(queued) <= set(told), "nothing was queued: the test proves nothing"
     assert {draw.spec["id"] for draw in again if not draw.is_counted}.isdisjoint(told)
 
-    second = one(2, start=4, data=None)
+    second = one(2, start=4)
     second.orchestrator.restore(taken[4])
     await second.play()
     written = [r for run, steps in ((first, range(1, 5)), (second, range(1, 10))) for s in steps for r in run.monitors.rollouts.get(s, [])]
@@ -198,11 +198,11 @@ async def test_filters_downstream_change_nothing_that_a_sampler_knows(slot):
 
     plain, state = await state_after([])
     filtered, other = await state_after([ZeroAdvantageFilterConfig(), MinRewardFilterConfig(threshold=0.1)])
-    assert len(plain) == 6 and filtered[:6][0] == plain[0]
+    assert len(plain) == 6
     if slot == "post_batch_filters":
         assert filtered == plain and other == state
     else:
-        assert len(filtered) > 6 and [spec for spec, *_ in filtered[:2]] == [spec for spec, *_ in plain[:2]]
+        assert len(filtered) > 6 and filtered[:2] == plain[:2]
 
 
 async def test_a_group_that_failed_whole_is_counted_and_moves_no_estimate():
@@ -226,8 +226,7 @@ async def test_one_broken_task_of_five_does_not_take_over_the_draws(kind):
         async def play(self, spec, session):
             if spec["id"] == "toy-2":
                 raise ValueError("this task cannot be played")
-            outcome = await super().play(spec, session)
-            return type(outcome)(reward=1.0)
+            return await super().play(spec, session)
 
     environment = OneBroken(num_tasks=5)
     sampler = SAMPLERS[kind](environment.tasks())
@@ -238,7 +237,7 @@ async def test_one_broken_task_of_five_does_not_take_over_the_draws(kind):
     drawn = Counter(r.task.id for rollouts in run.monitors.rollouts.values() for r in rollouts if r.member == 0)
     late = Counter(r.task.id for step in range(31, 41) for r in run.monitors.rollouts[step] if r.member == 0)
     assert len(drawn) == 5 and drawn["toy-2"] > 0
-    assert late["toy-2"] <= sum(late.values()) / 4, (late, "it takes no more than about its share in the end")
+    assert late["toy-2"] < sum(late.values()) / 5, (late, "in the end it is drawn less than any other")
     assert run.monitors.steps[-1][1]["tasks/toy/unscored_groups"] == drawn["toy-2"]
 
 

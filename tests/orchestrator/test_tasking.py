@@ -54,13 +54,12 @@ async def test_a_run_whose_tasks_end_too_early_fails_in_words_and_not_with_a_sto
     assert len(run.batches) == 1
 
 
-async def test_a_run_with_exactly_as_many_tasks_as_it_needs_ends_well():
+@pytest.mark.parametrize("async_level", [0, 1])
+async def test_a_run_with_exactly_as_many_tasks_as_it_needs_ends_well(async_level):
     tasks = SequentialSampler(SPECS, repeat=False)
-    for async_level in (0, 1):
-        run = make_run(envs=lambda pool: [make_env(pool, ToyEnv(num_tasks=4), tasks=tasks)], max_steps=2, async_level=async_level)
-        await run.play()
-        assert len(run.batches) == 2
-        tasks = SequentialSampler(SPECS, repeat=False)
+    run = make_run(envs=lambda pool: [make_env(pool, ToyEnv(num_tasks=4), tasks=tasks)], max_steps=2, async_level=async_level)
+    await run.play()
+    assert len(run.batches) == 2
 
 
 @pytest.mark.parametrize(
@@ -84,7 +83,7 @@ async def test_a_sampler_that_fails_ends_the_run_under_its_name(method, failure,
 
 @pytest.mark.parametrize("failure", [None, {"seen": {1, 2}}, {"best": float("nan")}])
 def test_a_sampler_without_a_state_that_a_checkpoint_can_hold_is_refused_before_anything_is_played(failure):
-    with pytest.raises(RunFailedError, match="sampler of environment 'toy' failed when its? (state )?was") as caught:
+    with pytest.raises(RunFailedError, match=r"sampler of environment 'toy' failed when its? (state )?was") as caught:
         make_run(envs=lambda pool: [make_env(pool, tasks=Broken("state_dict", failure))])
     assert component_of_error(caught.value) == "task sampler of environment 'toy'"
 
@@ -101,7 +100,9 @@ def test_costs_of_one_kind_do_not_go_on_as_costs_of_another():
         return DrawSource([make_env(ScriptedPool(), ToyEnv("sums"), **settings)], seed=0)
 
     state = source(cost="service_spend").state_dict()
-    with pytest.raises(ValueError, match="'sums': its costs were counted in 'service_spend' so far, but `tasks.cost`='completion_tokens'"):
+    with pytest.raises(
+        ValueError, match=r"its costs were counted in 'service_spend' so far, but `tasks\.cost`='completion_tokens'"
+    ):
         source().load_state_dict(state, [])
     source(cost="service_spend").load_state_dict(state, [])
 

@@ -20,13 +20,14 @@ CLEAN_UP_S = 10.0
 T = TypeVar("T")
 
 
-async def attended(program: Coroutine[Any, Any, T], talk: Talk, *, name: str) -> asyncio.Task[T]:
+async def attended(program: Coroutine[Any, Any, T], talk: Talk, *, name: str, patience_s: float = 0.0) -> asyncio.Task[T]:
     """Wait for a program; what it still asks when it is done is given up.
 
     Args:
       program: what it does; cancelled if the policy fails, and then has `CLEAN_UP_S` seconds to clean up.
       talk: what answers it.
       name: name of its task.
+      patience_s: how long requests that wait are not given up when it is cancelled, for one that would log them as errors.
 
     Returns:
       The task, done: with a result, an exception, or cancelled by what it awaited itself.
@@ -40,7 +41,9 @@ async def attended(program: Coroutine[Any, Any, T], talk: Talk, *, name: str) ->
         await asyncio.wait({task, failed}, return_when=asyncio.FIRST_COMPLETED)
     finally:
         failed.cancel()
-        task.cancel()
+        talk.shut()
+        if task.cancel() and patience_s > 0:
+            await asyncio.wait({task}, timeout=patience_s)
         await talk.close()
         await asyncio.wait({task}, timeout=CLEAN_UP_S)
         task.add_done_callback(lambda done: done.cancelled() or done.exception())  # asyncio logs an exception that nobody looked at

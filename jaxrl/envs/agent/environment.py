@@ -110,7 +110,7 @@ class AgentEnvironment:
                 raise error
             return Outcome(None, stop_reason=talk.limit, is_truncated=True)
         value = agent.result()
-        if not talk.num_replies:
+        if not talk.told:
             raise EnvError(
                 f"env {self.name!r}: the agent returned {value!r:.100} without one reply of the policy, so there is nothing to learn from; "
                 "it must send its requests to the `base_url` that it is called with"

@@ -65,7 +65,8 @@ class Talk:
         """The limit that was reached, if one was and a request came after it."""
         self.too_long: PromptTooLongError | None = None
         """Why the last request had no reply, if that was its length."""
-        self.num_replies = 0
+        self.told: list[Message] = []
+        """The replies, as the agent was told them."""
         self._start = _Point(session)
         self._points: dict[Key, _Point] = {}
         self._budget = budget
@@ -93,9 +94,13 @@ class Talk:
         finally:
             self._asking.discard(task)
 
+    def shut(self) -> None:
+        """Answer no further request."""
+        self._is_over = True
+
     async def close(self) -> None:
         """Answer no further request, and give up those that wait for a reply."""
-        self._is_over = True
+        self.shut()
         for task in self._asking:
             task.cancel()
         if self._asking:
@@ -121,9 +126,9 @@ class Talk:
             if not is_recorded:
                 point.session = session  # at rest where it was
         self.too_long = None
-        self.num_replies += 1
         self._num_tokens += reply.num_tokens
         told = _told(reply, ask)
+        self.told.append(told.message)
         self._points[ask.heard.with_reply(told.message).keys[-1]] = _Point(session)
         return told
 
@@ -139,7 +144,7 @@ class Talk:
         if self.failure is not None:
             raise Refusal(409, f"this rollout has failed: {self.failure}", code="rollout_failed")
         self.limit = self.limit or self._budget.reached(
-            num_turns=self.num_replies + len(self._asking), num_tokens=self._num_tokens, duration_s=self._clock() - self._started_s
+            num_turns=len(self.told) + len(self._asking), num_tokens=self._num_tokens, duration_s=self._clock() - self._started_s
         )
         if self.limit is not None:
             raise Refusal(400, f"this rollout has used up its budget: `{self.limit}` of the environment's `budget`", code=self.limit)

@@ -14,6 +14,7 @@ leaves the connection as it was. A connection that was late, or that said someth
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import math
 from collections.abc import Mapping
@@ -165,10 +166,8 @@ class Connection:
     async def _exchange(self, frame: str) -> str | bytes:
         from websockets.exceptions import ConnectionClosed
 
-        try:
+        with contextlib.suppress(ConnectionClosed):  # a server without room says so unasked, and closes; that can still be read
             await self._socket.send(frame)
-        except ConnectionClosed:
-            pass  # a server without room says so unasked, and closes: what it said can still be read
         try:
             return await self._socket.recv()
         except ConnectionClosed as error:
@@ -180,11 +179,10 @@ class Connection:
             message = json.loads(answer)
         except ValueError as error:
             raise self._break(f"the answer to `{kind}` is no JSON: {answer[:200]!r}") from error
-        data = message.get("data") if isinstance(message, dict) else None
         match message:
-            case {"type": "error", "data": dict()}:
+            case {"type": "error", "data": dict() as data}:
                 raise self._refusal(kind, data)
-            case {"type": "observation", "data": {"observation": dict()}}:
+            case {"type": "observation", "data": {"observation": dict()} as data}:
                 return self._observation(kind, data)
         raise self._break(f"the answer to `{kind}` is no observation: {answer[:200]!r}")
 
@@ -192,9 +190,8 @@ class Connection:
         code, message = str(data.get("code")), str(data.get("message"))
         if code == "CAPACITY_REACHED":
             self._broken = message
-            return CapacityReachedError(
-                code, f"{self._url} has no room: {data.get('active_sessions')} of {data.get('max_sessions')} sessions are in use ({message})"
-            )
+            used = f"{data.get('active_sessions')} of {data.get('max_sessions')} sessions are in use"
+            return CapacityReachedError(code, f"{self._url} has no room: {used} ({message})")
         if code in ("FACTORY_ERROR", "SESSION_ERROR"):
             self._broken = message
         details = f": {json.dumps(data['errors'])[:500]}" if "errors" in data else ""

@@ -217,7 +217,7 @@ def _tasks_of_seeds(config: OpenEnvConfig, where: str, error: NotImplementedErro
             f"{where}: the server lists no tasks: {error}. Set `num_tasks`: its tasks are then as many seeds, from the first of `seeds` on"
         ) from error
     if len(config.seeds) > 1:
-        raise ConfigError(f"{where}: the server lists no tasks, so each task is a seed, and `seeds`={config.seeds} must be the first one alone")
+        raise ConfigError(f"{where}: the server lists no tasks, so each task is a seed: give `seeds`={config.seeds} its first one alone")
     logger.info("%s: the server lists no tasks; each of %d tasks is a seed, and `split` is not sent", where, config.num_tasks)
     first = config.seeds[0]
     return [{"id": f"seed-{seed}", "seed": seed} for seed in range(first, first + config.num_tasks)]

@@ -168,6 +168,8 @@ class StubServer:
                     world.resets.append(data)
                     world.num_episodes += 1
                     if world.dies_after is not None and world.num_episodes > world.dies_after:
+                        for listening in self._server.servers:
+                            listening.close()
                         self._server.should_exit = self._server.force_exit = True
                         await socket.close(1011)
                         return

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -32,49 +31,45 @@ STOP_DEADLINE_S = 60.0
 """How long the device thread may take to end: what it does is at most one program's compilation or one decode step."""
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """A model that answers."""
-
-    endpoint: EmbeddedEndpoint
-    step: int
-    """The training step of the checkpoint, which is its policy version; 0 for a model directory."""
-
-
 @contextlib.contextmanager
-def measured_model(
+def checkpoint_model(
     name: str,
     checkpoint: RunCheckpoint | None,
     run: RunConfig | None,
+    step: int,
     engine: EmbeddedInferenceConfig,
     renderer: Renderer,
     progress: Callable[[str], None],
-) -> Iterator[Measured]:
+) -> Iterator[EmbeddedEndpoint]:
     """Load a model, compile its engine, and let it answer for the body of the `with`.
 
     Args:
       name: the model directory, or the one that the run started from.
       checkpoint: which checkpoint of a run; None takes the directory's own weights.
       run: the run's configuration, if there is a checkpoint.
+      step: which step, as `step_of` says; also the policy version that is served. 0 for a model directory.
       engine: slots, window, precision.
       renderer: gives the engine its text.
       progress: told of each phase.
 
     Raises:
-      ConfigError: the run has no such checkpoint, or the window is longer than the model's.
+      ConfigError: the window is longer than the model's.
       ModelLoadError, CheckpointError: the weights cannot be read.
       DeadlineError: the device thread did not end in time.
     """
-    step = 0 if checkpoint is None else _step_of(checkpoint)
     spec = load_spec(name)
     check_window(name, engine.max_model_len, spec)
     use_compile_cache()
     with device_thread(STOP_DEADLINE_S) as device:
-        endpoint = device.run(_start, name, spec, checkpoint, run, step, engine, renderer, device, progress, kind="engine")
-        yield Measured(endpoint, step)
+        yield device.run(_start, name, spec, checkpoint, run, step, engine, renderer, device, progress, kind="engine")
 
 
-def _step_of(checkpoint: RunCheckpoint) -> int:
+def step_of(checkpoint: RunCheckpoint) -> int:
+    """Return the step of a run's checkpoint: the one that was named, or the newest complete one.
+
+    Raises:
+      ConfigError: there is no such complete checkpoint.
+    """
     steps = complete_steps(checkpoint.run_dir / CHECKPOINTS)
     if checkpoint.step is None and steps:
         return steps[-1]

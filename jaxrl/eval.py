@@ -1,0 +1,299 @@
+"""`python -m jaxrl.eval ENV_SPEC (--llm-endpoint URL --model NAME | --checkpoint DIR) [--env.KEY VALUE ...]`: measure a model on tasks.
+
+Parses, calls `launch.evaluating`, prints what came of it, and turns the outcome into an exit code: 0 ok, 1 it failed or no episode was
+scored, 2 the command line or the configuration is wrong, 3 not reproducible, 4 a task regressed, 5 a server cannot be reached, 130
+Ctrl-C. Whatever is played stands in the folder, and the same command goes on from there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import re
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from pydantic import ValidationError
+from rich.console import Console
+
+from jaxrl.config.checkpoints import RunCheckpoint, run_checkpoint
+from jaxrl.config.env import EnvBase, SamplingConfig, env_name
+from jaxrl.config.eval_command import EvalCommandConfig, config_spec, env_section, env_tables, with_split
+from jaxrl.config.eval_flags import build_eval_parser, parse_eval_flags
+from jaxrl.config.evals import EvalParameters, EvalSectionConfig
+from jaxrl.config.load import load_config_aloud, take_overrides
+from jaxrl.config.model import FrozenModelConfig
+from jaxrl.config.run import RunConfig
+from jaxrl.errors import ConfigError, EndpointDownError, EngineError, EnvUnreachableError, JaxrlError, ModelLoadError
+from jaxrl.evals.compare import Comparison, compare, comparison_lines
+from jaxrl.evals.result import EvalResult
+from jaxrl.inference.frozen import api_key
+from jaxrl.interrupt import ended_by_ctrl_c
+from jaxrl.launch.evaluating import CheckpointModel, EvalRequest, evaluate
+from jaxrl.monitors.evaluation import EvalTerminal, draw_success_by_difficulty, print_scores
+from jaxrl.monitors.messages import Messages, show_only_warnings
+
+EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_NOT_REPRODUCIBLE, EXIT_REGRESSION, EXIT_UNREACHABLE = range(6)
+
+UNREACHABLE = ("EndpointDownError", "EnvUnreachableError")
+"""What an episode fails with whose server is gone; it is played again when the evaluation goes on."""
+PICTURE = "success_by_difficulty.png"
+
+Warn = Callable[[str], None]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Evaluate, and return the process's exit code.
+
+    Args:
+      argv: the command line without the program's name; None takes the process's own.
+
+    Returns:
+      One of those that the module names.
+    """
+    cursor = "\x1b[?25h" if sys.stderr.isatty() else ""  # the bar had hidden it
+    with ended_by_ctrl_c(f"{cursor}Interrupted. The episodes that were played are kept: the same command goes on."):
+        return _eval(list(sys.argv[1:] if argv is None else argv))
+
+
+def _eval(argv: list[str]) -> int:
+    messages = Messages()
+    overrides, rest = take_overrides(argv, EvalCommandConfig)
+    parser = build_eval_parser()
+    flags = parse_eval_flags(rest, parser)
+    show_only_warnings()
+    terminal = EvalTerminal(messages.console)
+    try:
+        request = read_request(flags, overrides, messages.warn)
+        with terminal.shown():
+            result = evaluate(request, terminal)
+        comparison = None if request.before is None else compare(request.before, result, force=request.is_forced)
+    except (EndpointDownError, EnvUnreachableError) as error:
+        messages.failure(f"Unreachable: {error}")
+        _tell_how_to_go_on(messages, argv)
+        return EXIT_UNREACHABLE
+    except (ConfigError, ModelLoadError, EngineError) as error:
+        messages.configuration_error(error)
+        return EXIT_USAGE
+    except JaxrlError as error:
+        messages.failure(f"The evaluation failed: {error}")
+        _tell_how_to_go_on(messages, argv)
+        return EXIT_FAILED
+    _show(flags, request, result, comparison)
+    return _exit_code(flags, result, comparison, messages, argv)
+
+
+def _tell_how_to_go_on(messages: Messages, argv: Sequence[str]) -> None:
+    again = [token for token in argv if token != "--no-resume"]
+    messages.failure("What was played is kept. Once that is mended, go on with: " + shlex.join([sys.executable, "-m", "jaxrl.eval", *again]))
+
+
+# From flags to what is asked
+
+
+def read_request(flags: argparse.Namespace, overrides: Sequence[str], warn: Warn) -> EvalRequest:
+    """Return what a command line asks for.
+
+    Args:
+      flags: of `build_eval_parser`.
+      overrides: `--env.KEY=VALUE` and `--inference.KEY=VALUE`.
+      warn: told of what does not stop the command.
+
+    Raises:
+      ConfigError: something in it is wrong, or does not go together.
+    """
+    _check_together(flags)
+    of_run, source = _env_of_run(flags, warn)
+    model, run = _model(flags, warn)
+    tables: dict[str, Any] = {"env": _env_table(flags, of_run)}
+    if isinstance(run, RunConfig):
+        tables["inference"] = run.engine.model_dump()
+    engine = {"num_slots": flags.num_slots, "max_model_len": flags.max_model_len, "dtype": flags.dtype}
+    engine_flags = [f"--inference.{key}={value}" for key, value in engine.items() if value is not None]
+    if isinstance(model, FrozenModelConfig) and (engine_flags or any(o.startswith("--inference") for o in overrides)):
+        raise ConfigError(
+            "the flags of an engine (--num-slots, --max-model-len, --dtype, --inference.KEY) are for `--checkpoint`; leave them out"
+        )
+    command = load_config_aloud(tables, [*engine_flags, *overrides], warn, EvalCommandConfig)
+    label = flags.model or (model.name if isinstance(model, FrozenModelConfig) else flags.checkpoint)
+    parameters = _parameters(flags, command, source, label)
+    world = command.env.name or flags.spec.partition(":")[2].removeprefix("http://")
+    slug = re.sub(r"[^\w.@-]+", "-", f"{world}-{Path(label).name if run is None else label}").strip("-.")
+    return EvalRequest(
+        dataset=flags.spec,
+        command=command,
+        parameters=parameters,
+        model=model,
+        output_dir=flags.output_dir or Path("evals") / slug,
+        run_seed=flags.run_seed,
+        concurrency=flags.concurrency,
+        should_resume=flags.resume,
+        should_probe_policy=flags.probe_policy,
+        before=None if flags.compare is None else EvalResult.from_json(flags.compare),
+        is_forced=flags.force,
+    )
+
+
+def _check_together(flags: argparse.Namespace) -> None:
+    if flags.spec.rstrip(":") == "openenv" and flags.base_url:
+        flags.spec = f"openenv:{flags.base_url}"
+    elif flags.base_url is not None and flags.spec != f"openenv:{flags.base_url}":
+        raise ConfigError(
+            f"`--base-url` {flags.base_url} is the address of an OpenEnv server; give it with ENV_SPEC `openenv`, or leave it out"
+        )
+    if (flags.llm_endpoint is None) == (flags.checkpoint is None):
+        raise ConfigError("say who is measured: `--llm-endpoint URL --model NAME` for a server, or `--checkpoint DIR`, one of the two")
+    if flags.llm_endpoint is not None and not flags.model:
+        raise ConfigError("`--llm-endpoint` needs `--model NAME`, the name under which the server lists the model (GET /v1/models)")
+    if flags.llm_endpoint is None and flags.api_key_var is not None:
+        raise ConfigError("`--api-key-var` is for `--llm-endpoint`; leave it out")
+    for flag, value in (("--fail-on-regression", flags.fail_on_regression), ("--force", flags.force)):
+        if value and flags.compare is None:
+            raise ConfigError(f"`{flag}` needs `--compare RESULT.json`, an earlier result")
+
+
+def _env_of_run(flags: argparse.Namespace, warn: Warn) -> tuple[EnvBase | None, EvalSectionConfig]:
+    """Return the environment that `config:FILE#NAME` names, and how its run evaluates; None and the defaults for another ENV_SPEC."""
+    found = config_spec(flags.spec)
+    if found is None:
+        return None, EvalSectionConfig()
+    path, name = found
+    orchestrator = load_config_aloud(path, [], warn).orchestrator
+    envs = {env_name(env): env for env in (*orchestrator.train.env, *orchestrator.eval.env)}  # of equal names, that of evaluation
+    names = [name] if name else [env_name(env) for env in orchestrator.eval.env] or list(envs)
+    if len(names) != 1 or names[0] not in envs:
+        what = f"no environment {name!r}" if name else f"{len(names)} environments"
+        raise ConfigError(f"ENV_SPEC={flags.spec!r}: {path} has {what}; name one: " + ", ".join(f"config:{path}#{known}" for known in envs))
+    return envs[names[0]], orchestrator.eval
+
+
+def _env_table(flags: argparse.Namespace, of_run: EnvBase | None) -> dict[str, Any]:
+    """Return the environment's table: the spec's, or a run's, with what flags say."""
+    if of_run is not None:
+        table: dict[str, Any] = {**of_run.model_dump(exclude_unset=True), "type": of_run.type}
+        if flags.split is not None:
+            table = with_split(table, flags.split)
+    else:
+        table = with_split(env_tables(flags.spec), flags.split)
+    fields = env_section(table["type"]).model_fields
+    if flags.system_prompt is not None:
+        table["system_prompt"] = flags.system_prompt
+    if flags.env_name is not None:
+        table["server_env" if "server_env" in fields else "name"] = flags.env_name
+    if flags.deadline is not None:
+        table["rollout_deadline_s"] = flags.deadline
+    if flags.max_turns is not None:
+        if "budget" not in fields:
+            raise ConfigError(
+                f"`--max-turns` {flags.max_turns}: an episode of an environment of type {table['type']!r} has one turn; leave it out"
+            )
+        table["budget"] = {**table.get("budget", {}), "max_turns": flags.max_turns}
+    return table
+
+
+def _model(flags: argparse.Namespace, warn: Warn) -> tuple[FrozenModelConfig | CheckpointModel, RunConfig | None]:
+    """Return who is measured, and the configuration of the run whose checkpoint that is."""
+    if flags.llm_endpoint is not None:
+        url = flags.llm_endpoint.rstrip("/")
+        url = url if urlsplit(url).path else f"{url}/v1"
+        try:
+            model = FrozenModelConfig(
+                name=flags.model, base_url=[url], api_key_var=flags.api_key_var, timeout_s=min(flags.deadline or 300.0, 600.0)
+            )
+        except ValidationError as error:
+            raise ConfigError("; ".join(f"{_flag_of(e['loc'])}: {_words(e)}" for e in error.errors())) from None
+        api_key(model.api_key_var, os.environ, "--api-key-var")
+        return model, None
+    found: RunCheckpoint | None = run_checkpoint(flags.checkpoint)
+    if found is None:
+        return CheckpointModel(flags.checkpoint), None
+    run = load_config_aloud(found.run_dir / "config.toml", [], warn)
+    settings = run.orchestrator.model
+    return CheckpointModel(settings.name, settings.renderer, settings.tool_format, found, run), run
+
+
+def _parameters(flags: argparse.Namespace, command: EvalCommandConfig, source: EvalSectionConfig, label: str) -> EvalParameters:
+    env = command.env
+    base: SamplingConfig = env.sampling or source.sampling
+    given = {"temperature": flags.temperature, "top_p": flags.top_p, "max_tokens": flags.max_tokens}
+    thresholds = (flags.success_threshold, env.success_threshold, source.success_threshold)
+    budget = getattr(env, "budget", None)
+    try:
+        return EvalParameters(
+            split=getattr(env, "split", None),
+            limit=flags.limit,
+            seeds=flags.seeds,
+            samples_per_task=flags.samples_per_task,
+            sampling=SamplingConfig(**base.model_dump() | {key: value for key, value in given.items() if value is not None}),
+            max_turns=None if budget is None else budget.max_turns,
+            success_threshold=next(value for value in thresholds if value is not None),
+            model=label,
+            system_prompt=env.system_prompt,
+        )
+    except ValidationError as error:
+        raise ConfigError("; ".join(f"{_flag_of(e['loc'])}: {_words(e)}".removeprefix(": ") for e in error.errors())) from None
+
+
+def _flag_of(path: tuple[Any, ...]) -> str:
+    flags = {"base_url": "--llm-endpoint", "name": "--model"}
+    return f"`{flags.get(str(path[0]), '--' + str(path[0]).replace('_', '-'))}`" if path else ""
+
+
+def _words(error: Any) -> str:
+    return str(error["ctx"]["error"]) if "error" in error.get("ctx", {}) else f"{error['msg']}, got {error['input']!r}"
+
+
+# What came of it
+
+
+def _show(flags: argparse.Namespace, request: EvalRequest, result: EvalResult, comparison: Comparison | None) -> None:
+    """Print the result, in words or as JSON, and draw it."""
+    folder, title = request.output_dir, f"{request.dataset}: {request.parameters.model}"
+    has_picture = draw_success_by_difficulty(result.scores, folder / PICTURE, title)
+    if flags.json:
+        value = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+        value |= {"output_dir": str(folder), "comparison": None if comparison is None else dataclasses.asdict(comparison)}
+        sys.stdout.write(json.dumps(value, ensure_ascii=True, allow_nan=False) + "\n")
+        return
+    console = Console(highlight=False)
+    print_scores(console, result.scores, result.rows, title=title)
+    if comparison is not None:
+        console.print()
+        console.print(f"compared with {flags.compare}", style="dim", markup=False, soft_wrap=True)
+        for line in comparison_lines(comparison):
+            console.print(line, markup=False, soft_wrap=True)
+    console.print()
+    files = f"{folder}: result.json, episodes.jsonl, timings.jsonl" + (f", {PICTURE}" if has_picture else "")
+    console.print(files, style="dim", markup=False, soft_wrap=True)
+
+
+def _exit_code(
+    flags: argparse.Namespace, result: EvalResult, comparison: Comparison | None, messages: Messages, argv: Sequence[str]
+) -> int:
+    """Return the exit code of an evaluation that came to its end, and say why it is not 0."""
+    lost = [row for row in result.rows if row["error"] is not None and row["error"]["type"] in UNREACHABLE]
+    if lost:
+        messages.failure(f"Unreachable: {len(lost)} of {len(result.rows)} episodes met no server, the first: {lost[0]['error']['message']}")
+        _tell_how_to_go_on(messages, argv)
+        return EXIT_UNREACHABLE
+    if not result.scores["n_scored"]:
+        messages.failure("No episode was scored, so nothing was measured; see the errors in episodes.jsonl")
+        return EXIT_FAILED
+    if flags.require_reproducible and result.scores.get("reproducible") is not True:
+        what = "was not reproducible" if result.scores.get("reproducible") is False else "could not be told to be reproducible"
+        messages.failure(f"The evaluation {what} (--require-reproducible); `probes` in result.json say what differed")
+        return EXIT_NOT_REPRODUCIBLE
+    if flags.fail_on_regression and comparison is not None and comparison.is_regression:
+        messages.failure(f"{len(comparison.regressed)} tasks regressed (--fail-on-regression)")
+        return EXIT_REGRESSION
+    return EXIT_OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())

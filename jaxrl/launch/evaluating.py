@@ -1,0 +1,285 @@
+"""From what `jaxrl eval` was asked for to a result: an environment, somebody who is measured, the harness between them.
+
+In: an `EvalRequest`. Out: an `EvalResult`, and its folder. What costs nothing is checked first; a served model is measured without JAX, and
+one in a checkpoint brings it in only once all else is known to fit. It words no table and knows no exit code.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Protocol
+
+from jaxrl.config.checkpoints import RunCheckpoint
+from jaxrl.config.dump import redact
+from jaxrl.config.env import EnvBase
+from jaxrl.config.eval_command import EvalCommandConfig
+from jaxrl.config.evals import EvalConfig, EvalParameters
+from jaxrl.config.model import FrozenModelConfig, ToolFormat
+from jaxrl.config.run import RunConfig
+from jaxrl.config.turns import History
+from jaxrl.envs.base import Demonstration, Environment, Outcome, Session, TaskSpec
+from jaxrl.envs.build import build_environment
+from jaxrl.evals import EnvEvalHarness, EvalPolicy, EvalResult, LivePolicy
+from jaxrl.evals.book import EpisodeBook
+from jaxrl.evals.compare import compare
+from jaxrl.evals.plan import plan_episodes, plan_record
+from jaxrl.evals.served import ServedPolicy
+from jaxrl.inference.frozen import api_key
+from jaxrl.inference.http import HttpEndpoint
+from jaxrl.inference.hub import resolve_model_directory
+from jaxrl.inference.pool import PolicyPool
+from jaxrl.inference.rendering.known_models import load_renderer
+
+_OF_TRAINING = {"algo", "coefficients", "ratio", "tasks", "truncated"}
+"""Settings of an environment that say nothing about its evaluation."""
+_PACKAGES = {"reasoning_gym": "reasoning-gym", "tools": "reasoning-gym", "feedback": "reasoning-gym", "verifiers": "verifiers"}
+"""By type of environment, the package that its tasks or scores are made by."""
+_SAMPLE_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointModel:
+    """A model that is measured in an engine of this process."""
+
+    name: str
+    """Its directory, or its name on the hub; for a run's checkpoint, the model that the run started from."""
+    renderer: str = "auto"
+    """As `model.renderer` of a run has it."""
+    tool_format: ToolFormat = "auto"
+    """As `model.tool_format` of a run has it."""
+    checkpoint: RunCheckpoint | None = None
+    """Which checkpoint of a run; None takes the directory's own weights."""
+    run: RunConfig | None = None
+    """The run's configuration, if there is a checkpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvalRequest:
+    """What is to be measured, on what, and where it is written down."""
+
+    dataset: str
+    """The ENV_SPEC, for the record."""
+    command: EvalCommandConfig
+    """The environment, and the engine of a checkpoint."""
+    parameters: EvalParameters
+    """What is played, and how it is judged."""
+    model: FrozenModelConfig | CheckpointModel
+    """Who is measured: behind a server, or in a checkpoint."""
+    output_dir: Path
+    """Where rows, scores and times are written."""
+    run_seed: int = 0
+    """Seed of all sampling."""
+    concurrency: int | None = None
+    """Episodes at the same time; None takes what suits who is measured."""
+    should_resume: bool = True
+    """Go on with what the folder holds."""
+    should_probe_policy: bool = False
+    """Also play one task twice at temperature 0."""
+    before: EvalResult | None = None
+    """An earlier result to compare with."""
+    is_forced: bool = False
+    """Compare whatever differs."""
+
+
+class Display(Protocol):
+    """What a person sees meanwhile."""
+
+    def phase(self, text: str) -> None:
+        """Say what is being done."""
+        ...
+
+    def progress(self, num_done: int, num_planned: int) -> None:
+        """Show how many episodes are over."""
+        ...
+
+
+class InTurns:
+    """An environment whose tasks come from each difficulty in turn, so that the first few are of all of them.
+
+    Args:
+      env: whose tasks these are; in everything else this is it.
+    """
+
+    def __init__(self, env: Environment) -> None:
+        self._env = env
+        self.name = env.name
+        self._tasks = _in_turns(env.tasks())
+
+    def tasks(self) -> Sequence[TaskSpec]:
+        """See `Environment.tasks`."""
+        return self._tasks
+
+    async def play(self, spec: TaskSpec, session: Session) -> Outcome:
+        """See `Environment.play`."""
+        return await self._env.play(spec, session)
+
+    def demonstration(self, spec: TaskSpec) -> Demonstration | None:
+        """See `Environment.demonstration`."""
+        return self._env.demonstration(spec)
+
+    def close(self) -> None:
+        """See `Environment.close`."""
+        self._env.close()
+
+
+def evaluate(request: EvalRequest, display: Display) -> EvalResult:
+    """Measure a model on an environment.
+
+    Args:
+      request: what, on what, and where to.
+      display: shown how far it is.
+
+    Raises:
+      EndpointDownError, EnvUnreachableError: a server cannot be reached; of what was played, the rows are kept.
+      ConfigError, ModelLoadError, EngineError: what was asked for cannot be done; nothing was played.
+      JaxrlError: whatever else ended it; rows are kept.
+    """
+    display.phase(f"preparing {request.dataset}")
+    env = build_environment(request.command.env)
+    try:
+        if request.parameters.limit is not None:
+            env = InTurns(env)
+        if request.before is not None:
+            # With the scores of before: what does not fit is known before a model is loaded.
+            asked = _config(request, request.parameters.model)
+            compare(request.before, EvalResult(asked, env.name, 0, None, request.before.scores), force=request.is_forced)
+        if isinstance(request.model, FrozenModelConfig):
+            return asyncio.run(_measure_served(request, request.model, env, display))
+        return _measure_checkpoint(request, request.model, env, display)
+    finally:
+        env.close()
+
+
+async def _measure_served(request: EvalRequest, model: FrozenModelConfig, env: Environment, display: Display) -> EvalResult:
+    endpoint = HttpEndpoint(
+        model.base_url[0],
+        model.name,
+        api_key=api_key(model.api_key_var, os.environ, "--api-key-var"),
+        api_key_var=model.api_key_var,
+        timeout_s=model.timeout_s,
+        max_attempts=model.max_attempts,
+        max_connections=model.max_concurrency,
+    )
+    try:
+        display.phase(f"asking {model.base_url[0]} for {model.name}")
+        await endpoint.probe()
+        policy = ServedPolicy(endpoint, run_seed=request.run_seed)
+        return await _play(request, env, policy, _config(request, model.name), display, step=0, concurrency=16)
+    finally:
+        await endpoint.close()
+
+
+def _measure_checkpoint(request: EvalRequest, model: CheckpointModel, env: Environment, display: Display) -> EvalResult:
+    renderer = load_renderer(model.name, renderer=model.renderer, tool_format=model.tool_format)
+    display.phase("starting JAX")
+    # Only now: all that costs nothing is checked.
+    from jaxrl.launch.checkpoint_model import checkpoint_model, step_of
+
+    step = 0 if model.checkpoint is None else step_of(model.checkpoint)
+    config = _config(request, f"{request.parameters.model}@{weights_id(model, step)}")
+    _check_folder(request, env, config, step)
+    engine = request.command.inference
+    with checkpoint_model(model.name, model.checkpoint, model.run, step, engine, renderer, display.phase) as endpoint:
+
+        async def measure() -> EvalResult:
+            pool = PolicyPool([endpoint], step)
+            try:
+                policy = LivePolicy(pool, renderer, request.run_seed, engine.max_model_len)
+                return await _play(request, env, policy, config, display, step=step, concurrency=2 * engine.num_slots)
+            finally:
+                await pool.close()
+
+        return asyncio.run(measure())
+
+
+async def _play(
+    request: EvalRequest, env: Environment, policy: EvalPolicy, config: EvalConfig, display: Display, *, step: int, concurrency: int
+) -> EvalResult:
+    harness = EnvEvalHarness(
+        env,
+        policy,
+        output_dir=request.output_dir,
+        concurrency=request.concurrency or concurrency,
+        rollout_deadline_s=request.command.env.rollout_deadline_s,
+        history=_history(request),
+        should_probe_policy=request.should_probe_policy,
+        on_progress=display.progress,
+    )
+    return await harness.run(config, step=step, resume=request.should_resume)
+
+
+def _check_folder(request: EvalRequest, env: Environment, config: EvalConfig, step: int) -> None:
+    """Raise a ConfigError if the folder cannot take this evaluation, before a model is loaded for it."""
+    if not request.should_resume:
+        return
+    plan = plan_episodes(env, config.eval_parameters)
+    book = EpisodeBook([episode.episode_id for episode in plan], request.output_dir)
+    try:
+        book.open(plan_record(config, plan, step=step, history=_history(request), has_demonstrations=False), resume=True)
+    finally:
+        book.close()
+
+
+def _history(request: EvalRequest) -> History:
+    return request.command.env.history
+
+
+def _config(request: EvalRequest, model: str) -> EvalConfig:
+    env = request.command.env
+    package = _PACKAGES.get(env.type)
+    return EvalConfig(
+        library_versions={} if package is None else {package: _version(package)},
+        dataset=request.dataset,
+        eval_parameters=request.parameters.model_copy(update={"model": model}),
+        env_parameters=_settings(env),
+    )
+
+
+def _settings(env: EnvBase) -> dict[str, Any]:
+    return redact(env.model_dump(mode="json", exclude_none=True, exclude=_OF_TRAINING))
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def weights_id(model: CheckpointModel, step: int) -> str:
+    """Return a short name for the weights that a checkpoint holds, so that a folder is not gone on with under others.
+
+    Of each file its size, its first and its last bytes count: any training changes those.
+    """
+    if model.checkpoint is not None:
+        files = [model.checkpoint.run_dir / "checkpoints" / f"step_{step:06d}" / "parts" / "manifest.json"]
+    else:
+        files = sorted(resolve_model_directory(model.name, "weights").glob("*.safetensors"))
+    digest = hashlib.sha256()
+    for path in files:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            digest.update(f"{path.name}\x1f{size}\x1f".encode() + file.read(_SAMPLE_BYTES))
+            file.seek(max(size - _SAMPLE_BYTES, 0))
+            digest.update(file.read(_SAMPLE_BYTES))
+    return digest.hexdigest()[:8]
+
+
+def _in_turns(tasks: Sequence[TaskSpec]) -> list[TaskSpec]:
+    """Return the first task of each difficulty, then the second of each, and so on.
+
+    Example:
+      >>> [t["id"] for t in _in_turns([{"id": i, "difficulty": d} for i, d in (("a", 1), ("b", 1), ("c", 2), ("d", 3))])]
+      ['a', 'c', 'd', 'b']
+    """
+    kinds: dict[str, list[TaskSpec]] = {}
+    for task in tasks:
+        kinds.setdefault(str(task.get("difficulty")), []).append(task)
+    longest = max(map(len, kinds.values()), default=0)
+    return [kind[place] for place in range(longest) for kind in kinds.values() if place < len(kind)]
