@@ -75,9 +75,10 @@ def _eval(argv: list[str]) -> int:
             result = evaluate(request, terminal)
         comparison = None if request.before is None else compare(request.before, result, force=request.is_forced)
     except (EndpointDownError, EnvUnreachableError) as error:
-        messages.failure(f"Unreachable: {error}")
+        is_own_engine = flags.checkpoint is not None and isinstance(error, EndpointDownError)
+        messages.failure(f"{'The evaluation failed' if is_own_engine else 'Unreachable'}: {error}")
         _tell_how_to_go_on(messages, argv)
-        return EXIT_UNREACHABLE
+        return EXIT_FAILED if is_own_engine else EXIT_UNREACHABLE
     except (ConfigError, ModelLoadError, EngineError) as error:
         messages.configuration_error(error)
         return EXIT_USAGE
@@ -91,7 +92,8 @@ def _eval(argv: list[str]) -> int:
 
 def _tell_how_to_go_on(messages: Messages, argv: Sequence[str]) -> None:
     again = [token for token in argv if token != "--no-resume"]
-    messages.failure("What was played is kept. Once that is mended, go on with: " + shlex.join([sys.executable, "-m", "jaxrl.eval", *again]))
+    command = shlex.join([sys.executable, "-m", "jaxrl.eval", *again])
+    messages.failure(f"What was played is kept. Once that is mended, go on with: {command}")
 
 
 # From flags to what is asked
@@ -126,7 +128,7 @@ def read_request(flags: argparse.Namespace, overrides: Sequence[str], warn: Warn
     world = command.env.name or flags.spec.partition(":")[2].removeprefix("http://")
     slug = re.sub(r"[^\w.@-]+", "-", f"{world}-{Path(label).name if run is None else label}").strip("-.")
     return EvalRequest(
-        dataset=flags.spec,
+        dataset=flags.spec if of_run is None else f"{flags.spec.partition('#')[0]}#{env_name(of_run)}",
         command=command,
         parameters=parameters,
         model=model,

@@ -108,4 +108,4 @@ class Sums(Environment):
         return self._state
 
 
-app = create_app(Sums, SumAction, SumObservation, env_name="sums", max_concurrent_envs=int(os.environ.get("SUMS_SESSIONS", "64")))
+app = create_app(Sums, SumAction, SumObservation, env_name="sums", max_concurrent_envs=int(os.environ.get("SUMS_SESSIONS", "128")))

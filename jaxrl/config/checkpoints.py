@@ -34,8 +34,8 @@ def run_checkpoint(path: str) -> RunCheckpoint | None:
     """
     given = Path(path).expanduser()
     match = _STEP.fullmatch(given.name)
-    if match is not None and given.is_dir():
-        run_dir = given.absolute().parent.parent
+    run_dir = given.absolute().parent.parent
+    if match is not None and (given.is_dir() or (run_dir / CHECKPOINTS).is_dir()):
         if given.absolute().parent.name != CHECKPOINTS or not (run_dir / "config.toml").is_file():
             raise ConfigError(
                 f"`--checkpoint` {path}: expected it in the `{CHECKPOINTS}` of a run's folder, whose config.toml says which model it is; a "

@@ -1,8 +1,9 @@
 """Measuring a policy: the harness that plays an environment's tasks, the scores of its rows, when to measure, and what changed."""
 
 from jaxrl.config.evals import EvalConfig, EvalParameters
-from jaxrl.evals.compare import Comparison, compare
+from jaxrl.evals.compare import Comparison, compare, comparison_lines
 from jaxrl.evals.demonstrations import DemonstrationScorer
+from jaxrl.evals.functions import BatchFunctionPolicy, FunctionPolicy
 from jaxrl.evals.harness import EnvEvalHarness
 from jaxrl.evals.policy import EvalPolicy, LivePolicy
 from jaxrl.evals.result import EvalResult
@@ -10,6 +11,7 @@ from jaxrl.evals.schedule import EvalSchedule
 from jaxrl.evals.scores import flat_scores, score_rows
 
 __all__ = [
+    "BatchFunctionPolicy",
     "Comparison",
     "DemonstrationScorer",
     "EnvEvalHarness",
@@ -18,8 +20,10 @@ __all__ = [
     "EvalPolicy",
     "EvalResult",
     "EvalSchedule",
+    "FunctionPolicy",
     "LivePolicy",
     "compare",
+    "comparison_lines",
     "flat_scores",
     "score_rows",
 ]

@@ -11,13 +11,16 @@ import asyncio
 import inspect
 import logging
 import operator
-from collections.abc import Callable, Mapping
-from typing import Any, Literal, Protocol
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Literal, Protocol, TypeVar
 
 from jaxrl.config.evals import EvalConfig
 from jaxrl.evals.result import EvalResult
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 OnResult = Callable[..., Any]
 """(step, result) or (step, result, counters), a plain function or a coroutine function; what it returns is not used."""
@@ -37,7 +40,7 @@ class EvalSchedule:
     """Measures a policy while it is trained.
 
     Args:
-      harness: who measures.
+      harness: who measures. One with an `output_dir` keeps there the files of the newest evaluation, and earlier ones as `.bak1` and so on.
       config: what is played, the same each time, so that any two results can be compared.
       every_n_steps: measure after each n-th step, at least 1.
       on_result: told of each result: `(step, result)` or, if it needs a third argument, `(step, result, counters)`.
@@ -102,6 +105,9 @@ class EvalSchedule:
     def maybe_run(self, step: int) -> EvalResult | None:
         """Measure if it is due: at step 0 and at each n-th step, each of them once.
 
+        It returns when all is measured, and may be called in a notebook; a coroutine, which this would hold up together with every other
+        one, awaits `maybe_run_async`.
+
         Args:
           step: steps that are done; 0 before the first one.
 
@@ -109,7 +115,6 @@ class EvalSchedule:
           The result; None if nothing was due, or an error was logged.
 
         Raises:
-          RuntimeError: called from a coroutine, where `maybe_run_async` is to be awaited.
           Exception: whatever the harness raised, unless `on_error` is `log`, and whatever `on_result` raised.
         """
         return self._now(step) if self.is_due(step) else None
@@ -146,15 +151,27 @@ class EvalSchedule:
         self._measured = set(steps)
 
     def _now(self, step: int) -> EvalResult | None:
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            return asyncio.run(self._measure(step))
-        raise RuntimeError("an event loop is running already: await `maybe_run_async` or `final_async` in place of `maybe_run` or `final`")
+        counters = self._read_counters()
+        result = _wait_for(self._play(_checked(step)))
+        if result is not None:
+            told = self._tell(step, result, counters)
+            if inspect.isawaitable(told):
+                _wait_for(_awaiting(told))
+        return result
 
     async def _measure(self, step: int) -> EvalResult | None:
-        step = _checked(step)
-        counters = {} if self._counters is None else dict(self._counters())
+        counters = self._read_counters()
+        result = await self._play(_checked(step))
+        if result is not None:
+            told = self._tell(step, result, counters)
+            if inspect.isawaitable(told):
+                await told
+        return result
+
+    def _read_counters(self) -> dict[str, float]:
+        return {} if self._counters is None else dict(self._counters())
+
+    async def _play(self, step: int) -> EvalResult | None:
         try:
             # Not resumed: the rows that are there may be of another policy that was at this step.
             result = await self._harness.run(self._config, step=step, resume=False)
@@ -164,12 +181,27 @@ class EvalSchedule:
             logger.exception("the evaluation of %r after step %d failed, training goes on", self._config.dataset, step)
             return None
         self._measured.add(step)
-        if self._on_result is not None:
-            arguments: tuple[Any, ...] = (step, result, counters) if self._needs_counters else (step, result)
-            returned = self._on_result(*arguments)
-            if inspect.isawaitable(returned):
-                await returned
         return result
+
+    def _tell(self, step: int, result: EvalResult, counters: Mapping[str, float]) -> Any:
+        if self._on_result is None:
+            return None
+        arguments: tuple[Any, ...] = (step, result, counters) if self._needs_counters else (step, result)
+        return self._on_result(*arguments)
+
+
+def _wait_for(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine to its end: in this thread or, where an event loop is running in it, as in a notebook, in one of its own."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(coroutine)
+    with ThreadPoolExecutor(1, thread_name_prefix="evaluation") as thread:
+        return thread.submit(asyncio.run, coroutine).result()
+
+
+async def _awaiting(told: Awaitable[Any]) -> None:
+    await told
 
 
 def _checked(step: int) -> int:

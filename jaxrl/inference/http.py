@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import logging
 import re
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
@@ -29,6 +30,8 @@ from jaxrl.errors import DeadlineError, EndpointDownError, EngineError, JaxrlErr
 from jaxrl.inference import wire
 from jaxrl.inference.backoff import BUSY_STATUSES, LOST_CONNECTIONS, Backoff, retry_after_s
 from jaxrl.inference.endpoint import NO_VERSION, ChatReply, ChatRequest, EndpointHealth, GenerateRequest, Generation
+
+logger = logging.getLogger(__name__)
 
 CONNECT_DEADLINE_S = 10.0
 PROBE_DEADLINE_S = 10.0
@@ -84,6 +87,7 @@ class HttpEndpoint:
         self._backoff = backoff or Backoff()
         self._window: int | None = None
         self._path: str | None = None
+        self._is_plain = False
         self._client = httpx.AsyncClient(
             headers={"Authorization": f"Bearer {api_key}"} if api_key else None,
             # The call's own deadline bounds everything else. One connection more is for probes.
@@ -113,14 +117,26 @@ class HttpEndpoint:
     async def chat(self, request: ChatRequest) -> ChatReply:
         """Continue a conversation in words.
 
+        A server that knows no settings but those of OpenAI's own API is asked without the others from then on.
+
         Raises:
           PromptTooLongError: the server says so.
           EngineError: the request was refused, or its answer cannot be used.
           DeadlineError: no answer came in time.
         """
+        try:
+            return await self._chat(request, is_plain=self._is_plain)
+        except EngineError as error:
+            if self._is_plain or not wire.refuses_extensions(str(error), request):
+                raise
+        self._is_plain = True
+        logger.warning("%s takes no %s, so its own settings of these hold", self._where, ", ".join(wire.EXTENSIONS))
+        return await self._chat(request, is_plain=True)
+
+    async def _chat(self, request: ChatRequest, *, is_plain: bool) -> ChatReply:
         return await self._ask(
             f"request {request.request_id!r}",
-            lambda _: wire.chat_body(self.model, request),
+            lambda _: wire.chat_body(self.model, request, is_plain=is_plain),
             lambda content, _: wire.read_chat(content, request),
             path=wire.CHAT_PATH,
         )

@@ -34,6 +34,9 @@ TOKENIZE_PATH, DETOKENIZE_PATH = "/tokenize", "/detokenize"
 CHAT_PATH = "/v1/chat/completions"
 """The route of messages and text, for a model of another vocabulary."""
 
+EXTENSIONS = ("top_k", "min_p", "repetition_penalty")
+"""Settings that vLLM and its like have beside those of OpenAI's API."""
+
 _FINISH_REASONS = {
     "stop": FinishReason.STOP,
     "length": FinishReason.LENGTH,
@@ -56,11 +59,21 @@ def generate_body(path: str, model: str, request: GenerateRequest) -> dict[str, 
     return body if request.cache_salt is None else {**body, "cache_salt": request.cache_salt}
 
 
-def chat_body(model: str, request: ChatRequest) -> dict[str, Any]:
-    """Return the JSON body that asks for the next message of a conversation; every setting is written out, as in `generate_body`."""
+def chat_body(model: str, request: ChatRequest, *, is_plain: bool = False) -> dict[str, Any]:
+    """Return the JSON body that asks for the next message of a conversation.
+
+    Every setting is written out, as in `generate_body`; `is_plain` leaves out those that OpenAI's own API does not have.
+    """
     messages = [_sent(message) for message in with_arguments_as_text([dict(message) for message in request.messages])]
     offered = {"tools": [dict(tool) for tool in request.tools]} if request.tools else {}
-    return {"model": model, "stream": False, "messages": messages, **offered, **_settings(request.sampling)}
+    settings = {key: value for key, value in _settings(request.sampling).items() if not (is_plain and key in EXTENSIONS)}
+    return {"model": model, "stream": False, "messages": messages, **offered, **settings}
+
+
+def refuses_extensions(problem: str, request: ChatRequest) -> bool:
+    """Say whether a server refused a request for a setting that OpenAI's own API does not have, and that changes nothing in it."""
+    sampling = request.sampling
+    return any(name in problem for name in EXTENSIONS) and sampling.top_k == 0 and sampling.min_p == 0
 
 
 def _sent(message: dict[str, Any]) -> dict[str, Any]:

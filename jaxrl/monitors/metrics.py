@@ -130,6 +130,11 @@ MEANINGS: dict[str, str] = {
     "env/<env>/<metric>": "mean of a number that the environment, the session or the algorithm reports of a rollout, such as `forks` or "
     "`tools/calls`, over the step's rollouts that have it and did not fail",
     "eval/<env>/<score>": "a score of an evaluation; step 0 is the base policy",
+    "eval/<env>/training_episodes": "rollouts that training had played by the step, over all its environments: the sum of "
+    "`tasks/<env>/episodes`",
+    "eval/<env>/training_cost": "what those rollouts cost, the sum of `tasks/<env>/cost`; absent if environments count in different units",
+    "eval/<env>/reproducible": "1 if the environment began alike where it should and differently where it should when it was probed, 0 if "
+    "not; absent if that could not be told",
     "eval/<env>/<metric>": "mean of a number that the environment or the session reports of a rollout, such as `tools/calls`, over the "
     "rollouts of the evaluation that have it and did not fail",
 }

@@ -204,7 +204,7 @@ def test_several_errors_are_all_listed(file: Path) -> None:
         (["--orchestrator.eval.sampling.min_p", "1"], "`orchestrator.eval.sampling.min_p`=1: expected a number >= 0 and < 1; "
          "the default is 0.0"),
         (["--orchestrator.train.env.1.ratio", "2"], "`orchestrator.train.env.1.type` is missing: expected one of "
-         "'reasoning_gym', 'questions', 'reverse_text', 'tools', 'feedback', 'python', 'agent'"),
+         "'reasoning_gym', 'questions', 'reverse_text', 'tools', 'feedback', 'python', 'agent', 'openenv', 'verifiers'"),
         (["--orchestrator.train.env", "3"], "`orchestrator.train.env`=3: expected a list of tables"),
         (["--orchestrator.train.env.0.min_chars", "9"], "`orchestrator.train.env.0.min_chars`=9 exceeds `max_chars`=5"),
         (["--orchestrator.model.name.x", "1"], "`orchestrator.model.name`='models/tiny' is a value, not a table: it has no keys to set"),

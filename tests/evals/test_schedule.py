@@ -128,13 +128,24 @@ async def test_within_a_coroutine_it_is_awaited_and_so_is_what_on_result_returns
         told.append(step)
 
     schedule = EvalSchedule(Scripted(), CONFIG, every_n_steps=2, on_result=on_result)
-    with pytest.raises(RuntimeError, match="await `maybe_run_async` or `final_async`"):
-        schedule.maybe_run(2)
     assert await schedule.maybe_run_async(1) is None
     result = await schedule.maybe_run_async(2)
     assert result is not None and result.step == 2 and told == [2]
     assert await schedule.final_async(3) is not None and await schedule.final_async(3) is None
     assert told == [2, 3]
+
+
+async def test_a_loop_in_a_notebook_where_an_event_loop_is_running_measures_all_the_same() -> None:
+    told: list[tuple[int, int]] = []
+
+    async def on_result(step: int, result: EvalResult) -> None:
+        told.append((step, result.step))
+
+    schedule = EvalSchedule(Scripted(), CONFIG, every_n_steps=2, on_result=on_result)
+    result = schedule.maybe_run(2)
+    assert result is not None and schedule.final(3) is not None and told == [(2, 2), (3, 3)]
+    with pytest.raises(RuntimeError, match="no environment at step 4"):
+        EvalSchedule(Scripted(fails_at=frozenset({4})), CONFIG, every_n_steps=2).maybe_run(4)
 
 
 def test_a_schedule_is_refused_that_could_never_be_kept_and_a_state_of_something_else() -> None:

@@ -277,3 +277,13 @@ async def test_a_chat_goes_to_the_chat_route_and_failures_are_those_of_any_other
         model.change = lambda answer: answer["choices"][0].pop("message")
         with pytest.raises(EngineError, match=rf"'{MODEL}' at http.*request 'r': the server answered with the message None"):
             await endpoint.chat(chat)
+
+
+async def test_a_server_of_openais_settings_alone_is_asked_without_the_others_from_then_on() -> None:
+    model = FakeModel()
+    model.faults = [Answer(400, {"error": {"message": "Unrecognized request argument supplied: top_k"}})]
+    chat = ChatRequest("r", ({"role": "user", "content": "hi"},), TokenSampling(max_tokens=3))
+    async with served(model) as (server, endpoint):
+        for _ in range(2):
+            assert await endpoint.chat(chat) == ChatReply("HI", is_stopped=True)
+        assert ["top_k" in call.body for call in server.calls if call.method == "POST"] == [True, False, False]

@@ -13,6 +13,7 @@ import pytest
 from jaxrl.errors import EngineError
 from jaxrl.inference import wire
 from jaxrl.inference.endpoint import ChatReply, ChatRequest, FinishReason, GenerateRequest, TokenSampling
+from jaxrl.types import ToolCall
 
 PROMPT = np.array([5, 6, 7], np.int32)
 SAMPLING = TokenSampling(max_tokens=3, temperature=0.5, seed=2**63 - 1, stop_ids=(9,), stop=("end",))
@@ -253,3 +254,62 @@ def test_a_chat_reply_is_its_text_and_how_it_ended() -> None:
 def test_a_chat_answer_that_is_no_reply_is_an_error(choice: dict[str, Any], said: str) -> None:
     with pytest.raises(EngineError, match=said):
         say(changed(CHAT_ANSWER, **choice))
+
+
+ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+OFFERED = dataclasses.replace(CHAT, tools=(ADD,))
+
+
+def called(arguments: Any, **call: Any) -> dict[str, Any]:
+    """Return an answer that calls `add`."""
+    calls = [{"id": "c1", "type": "function", "function": {"name": "add", "arguments": arguments}, **call}]
+    return changed(CHAT_ANSWER, finish_reason="tool_calls", message={"role": "assistant", "content": None, "tool_calls": calls})
+
+
+def hear(answer: Any) -> ChatReply:
+    return wire.read_chat(json.dumps(answer).encode(), OFFERED)
+
+
+def test_tools_and_what_they_said_are_sent_as_openai_has_them_and_thinking_is_not() -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": {"a": 3}}}
+    messages = (
+        {"role": "user", "content": "3 + 4 ="},
+        {"role": "assistant", "content": "", "reasoning_content": "hm", "tool_calls": [call]},
+        {"role": "tool", "content": "7", "tool_call_id": "c1", "name": "add"},
+    )
+    body = wire.chat_body("m", dataclasses.replace(OFFERED, messages=messages))
+    assert body["tools"] == [ADD]
+    assert body["messages"] == [
+        {"role": "user", "content": "3 + 4 ="},
+        {"role": "assistant", "content": None, "tool_calls": [{**call, "function": {"name": "add", "arguments": '{"a": 3}'}}]},
+        {"role": "tool", "content": "7", "tool_call_id": "c1", "name": "add"},
+    ]
+
+
+def test_calls_thinking_and_counts_of_an_answer_are_read() -> None:
+    assert hear(called(' {"a": 3}')).tool_calls == (ToolCall("c1", "add", {"a": 3}, raw=' {"a": 3}'),)
+    assert hear(called("")).tool_calls == (ToolCall("c1", "add", {}, raw="{}"),)
+    (malformed,) = hear(called('{"a": 3} and more')).tool_calls
+    assert malformed.arguments is None and "no JSON object" in malformed.error and malformed.raw == '{"a": 3} and more'
+    thought = changed(CHAT_ANSWER, message={"content": "7", "reasoning_content": "3 + 4"}) | {
+        "usage": {"completion_tokens": 5, "prompt_tokens": 9}
+    }
+    assert say(thought) == ChatReply("7", is_stopped=True, reasoning="3 + 4", num_tokens=5, num_prompt_tokens=9)
+    assert say(CHAT_ANSWER | {"usage": {"completion_tokens": "5"}}).num_tokens is None
+
+
+def test_a_call_is_no_reply_where_no_tool_was_offered_or_where_it_is_none() -> None:
+    with pytest.raises(EngineError, match="expected one of"):
+        say(called("{}"))
+    for answer in (called(7), called("{}", id=None), changed(CHAT_ANSWER, message={"content": None, "tool_calls": "add"})):
+        with pytest.raises(EngineError, match="expected"):
+            hear(answer)
+
+
+def test_settings_beyond_openais_are_left_out_only_where_they_change_nothing() -> None:
+    plain = wire.chat_body("m", CHAT, is_plain=True)
+    assert wire.chat_body("m", CHAT).keys() - plain.keys() == {"top_k", "min_p", "repetition_penalty"}
+    assert wire.refuses_extensions("Unrecognized request argument supplied: top_k", CHAT)
+    assert not wire.refuses_extensions("no such model", CHAT)
+    narrow = dataclasses.replace(CHAT, sampling=dataclasses.replace(SAMPLING, top_k=5))
+    assert not wire.refuses_extensions("unknown: top_k", narrow)

@@ -1,6 +1,7 @@
 """`jaxrl.launch.environments`: from a configuration to who writes the replies and who credits them."""
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from jaxrl.config.trainer import TrainerConfig
 from jaxrl.envs.build import build_environment
 from jaxrl.errors import ConfigError, EngineError
 from jaxrl.inference.pool import PolicyPool
+from jaxrl.launch import build_worlds
 from jaxrl.launch.environments import EnvironmentBuilder, check_sources, check_tasks, probe_environments
 from jaxrl.orchestrator import algo as algorithms
 from jaxrl.orchestrator import connections
@@ -25,6 +27,7 @@ from jaxrl.orchestrator.sampler import TrainEnv
 from jaxrl.orchestrator.sources import DemonstrationSource, FrozenSource, PolicySource
 from jaxrl.tasks import CurriculumSampler
 from jaxrl.types import Rollout, Task
+from tests.e2e.runs import small_run
 from tests.envs.test_transcript import STRIPPING_RENDERER
 from tests.fakes import ScriptedEndpoint, ToyEnv
 from tests.inference.wire_server import FakeModel, WireServer
@@ -237,3 +240,9 @@ def test_tasks_of_which_only_some_have_a_difficulty_are_refused_before_any_devic
     env.tasks()[1]["difficulty"] = 2
     with pytest.raises(ConfigError, match=r"2 of 3 tasks have no `difficulty` \('words-0', 'words-2'\)"):
         check_tasks(tasks_of(tasks={"type": "curriculum"}), [env])
+
+
+def test_worlds_are_not_built_where_a_task_sampler_cannot_be() -> None:
+    tasks = '--orchestrator.train.env.0.tasks={type = "python", import_path = "nowhere:Sampler"}'
+    with pytest.raises(ConfigError, match=r"`orchestrator\.train\.env\.0\.tasks`: .*'nowhere:Sampler'"):
+        build_worlds(small_run(Path("unused"), tasks))

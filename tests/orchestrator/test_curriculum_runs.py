@@ -169,6 +169,32 @@ async def test_in_an_asynchronous_run_a_task_is_learnt_from_once_although_it_is_
     assert set(counts) - trained <= dropped
 
 
+@pytest.mark.parametrize("kind", SAMPLERS)
+async def test_in_an_asynchronous_run_every_draw_of_a_sampler_that_learns_is_trained_once_or_has_a_ledger_line(kind):
+    taken: dict[int, bytes] = {}
+    settings = {"async_level": 1, "max_steps": 6, "step_s": 0.01, "max_inflight_groups": 6, "gates": [AdvantageRangeGate()]}
+    first = part(kind, 1, on_applied=lambda step: taken.update({step: first.orchestrator.snapshot(step)}), failure_at=4, **settings)
+    with pytest.raises(RuntimeError, match="broke at step 4"):
+        await first.play()
+    state = decode_state(taken[3])
+    assert state.undecided, "nothing was in flight: the test proves nothing"
+    second = part(kind, 2, start=3, data=taken[3], **settings)
+    assert [env.tasks.state_dict() for env in second.envs] == [state.source["envs"][env.name]["tasks"] for env in second.envs]
+    await second.play()
+    ends = Counter(
+        (r.env_name, r.draw_index, r.member)
+        for run, steps in ((first, range(1, 4)), (second, range(1, 8)))
+        for step in steps
+        for r in run.monitors.rollouts.get(step, [])
+    )
+    assert set(ends.values()) == {1}
+    for env_name in ("tiers", "plain"):
+        draws = sorted({draw for name, draw, _ in ends if name == env_name})
+        assert draws == list(range(len(draws)))
+    row = second.monitors.steps[-1][1]
+    assert row["ledger/dispatched"] == len(ends) and row["ledger/pending"] == 0 and row["ledger/gated"] > 0
+
+
 async def test_a_draw_that_was_learnt_from_stays_so_over_two_restarts():
     run = make_run(envs=lambda pool: [make_env(pool, ToyEnv(), tasks=Diary())], max_steps=1)
     values = json.loads(run.orchestrator.snapshot())

@@ -65,6 +65,11 @@ class OpenEnvEnvironment(ChatEnvironment):
         self._room = Room(config.max_sessions)
         self._is_full_told = False
 
+    @property
+    def refusals(self) -> int:
+        """How often the server had no room for a session."""
+        return self._room.refusals
+
     async def reset(self, episode: Episode) -> Said:
         """Return what the policy is told first."""
         return [*self._opening, *await self._messages(episode)]
@@ -102,9 +107,9 @@ class OpenEnvEnvironment(ChatEnvironment):
 
     async def _open(self, episode: Episode) -> Connection:
         """Return a session that is reset to the episode's task; wait where the server has no room."""
-        deadline_s, refusals = self._clock() + self._config.capacity_deadline_s, 0
+        waited_s, refusals = 0.0, 0
         while True:
-            await self._enter(deadline_s - self._clock(), refusals)
+            waited_s += await self._enter(self._config.capacity_deadline_s - waited_s, refusals)
             connection = None
             try:
                 connection = await Connection.open(self._base_url, deadline_s=self._config.request_deadline_s)
@@ -120,7 +125,7 @@ class OpenEnvEnvironment(ChatEnvironment):
                 await self._give_back(connection)
                 raise
             self._room.admitted()
-            episode.metrics["capacity_refusals"] = float(refusals)
+            episode.metrics["session_wait_s"] = waited_s
             return connection
 
     async def _give_back(self, connection: Connection | None) -> None:
@@ -130,12 +135,14 @@ class OpenEnvEnvironment(ChatEnvironment):
         finally:
             self._room.leave()
 
-    async def _enter(self, wait_s: float, refusals: int) -> None:
-        """Wait for this rollout's turn to open a session."""
+    async def _enter(self, longest_s: float, refusals: int) -> float:
+        """Wait for this rollout's turn to open a session; return for how many seconds."""
+        started_s = self._clock()
         try:
             with waiting_its_turn():
-                async with asyncio.timeout(max(wait_s, 0.0)):
+                async with asyncio.timeout(max(longest_s, 0.0)):
                     await self._room.enter(again=refusals > 0)
+            return self._clock() - started_s
         except TimeoutError:
             raise EnvError(
                 f"env {self.name!r}: no session of {self._base_url} was free within `capacity_deadline_s`="

@@ -84,12 +84,12 @@ class Served:
 
 
 @contextlib.contextmanager
-def served(renderer: Renderer, script: Script, *, piece: int = 3, **server: Any) -> Iterator[Served]:
+def served(renderer: Renderer, script: Script, *, piece: int = 3, max_logprobs: int = 0, **server: Any) -> Iterator[Served]:
     """Serve a script on a loopback port while the block runs."""
     spec = dataclasses.replace(SPEC, vocab_size=renderer.num_ids, max_position_embeddings=WINDOW)
     inference = EmbeddedInferenceConfig(num_slots=8, max_model_len=WINDOW)
     params = to_decode_params(random_params(build_model(spec), 0), spec, "float32")
-    engine = Engine(spec, params, inference, version=0, decode_text=renderer.decode)
+    engine = Engine(spec, params, inference, version=0, decode_text=renderer.decode, max_logprobs=max_logprobs)
     endpoint = ScriptedSampling(engine, script, piece=piece)
     service = Service(ServeConfig(model=ServedModelConfig(name="tiny"), inference=inference, server=ServerConfig(port=0, **server)))
     service.attach(Backend(engine, endpoint, renderer))

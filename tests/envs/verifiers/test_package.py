@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from tests.engine.server.scripted import WINDOW, Served, served
 from tests.envs.policies import open_session, path_ids
 from tests.fakes import ScriptedEndpoint
 from tests.golden.make_templates import DIRECTORY
-from tests.inference.rendering.styles import renderer_of
+from tests.inference.rendering.styles import renderer_of, their_ids
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -204,9 +205,9 @@ def test_the_tasks_are_verifiers_own_in_their_order_with_what_a_curriculum_reads
 
 @pytest.mark.parametrize(("taskset", "more", "words"), [
     ("toy_nowhere", {}, r"taskset 'toy_nowhere' cannot be loaded: .*toy_nowhere"),
-    ("toy_tasks", {"taskset_args": {"color": "red"}}, "cannot be loaded: .*color"),
+    ("toy_tasks", {"taskset_args": {"color": "red"}}, r"cannot be loaded: (?s:.*)color"),
     ("toy_tasks", {"harness": "toy_nowhere"}, "cannot be loaded: .*toy_nowhere"),
-    ("toy_tasks", {"runtime": {"type": "balloon"}}, "cannot be loaded: .*balloon"),
+    ("toy_tasks", {"runtime": {"type": "balloon"}}, r"cannot be loaded: (?s:.*)balloon"),
     ("toy_pair", {}, r"is played by 2 agents \(first, second\)"),
     ("toy_endless", {}, "has no end: say how many of its tasks to take, with `num_tasks`"),
 ])  # fmt: skip
@@ -254,9 +255,7 @@ async def test_an_episode_with_an_error_has_no_reward_though_its_trace_says_0(
 ) -> None:
     rollout = await play(build(**more), saying("two", "four"))
     assert rollout.reward is None and rollout.failure is not None and rollout.failure.boundary is boundary
-    assert pytest.approx(rollout.num_turns) == 2
-    with pytest.raises(AssertionError, match=words):
-        raise AssertionError(rollout.failure.message)
+    assert re.search(words, rollout.failure.message) and rollout.nodes, "what was said by then is in the log"
 
 
 async def test_an_episode_without_rewards_is_not_scored(build: Build) -> None:
@@ -304,7 +303,7 @@ def answers(request: GenerateRequest) -> list[int]:
 
 @pytest.fixture
 def server() -> Iterator[Served]:
-    with served(STYLE, answers) as running:
+    with served(STYLE, answers, max_logprobs=1) as running:
         yield running
 
 
@@ -361,5 +360,6 @@ async def test_a_prompt_beyond_the_window_is_refused_by_verifiers_itself_since_t
 async def test_a_prompt_that_fills_the_window_is_refused_by_the_server_and_the_trace_is_no_failure_of_reward_0(
     server: Served, kind: str
 ) -> None:
-    trace = await run_outside(client_of(kind, server.url), prompt="a" * (WINDOW - 40))
+    num_others = len(their_ids("chatml", [{"role": "system", "content": "Count."}, {"role": "user", "content": ""}]))
+    trace = await run_outside(client_of(kind, server.url), prompt="a" * (WINDOW - num_others))
     assert not trace.ok and trace.last_error.status_code == 400 and "leaves no room for a reply" in trace.last_error.message
