@@ -44,7 +44,7 @@ SETTINGS = {
     "lr": 1e-3,
     "seed": 0,
     "skill_share": 0.7,
-    "worked_shares": {"3": 0.97, "4": 0.5, "5": 0.15, "6": 0.04, "7": 0.01},
+    "worked_shares": {"3": 0.98, "4": 0.9, "5": 0.4, "6": 0.06, "7": 0.01, "8": 0.002},
 }
 """`skill_share` of the documents teach how a sum is worked out, and not whether to; in the others, which teach that, `worked_shares` are
 worked out, by the number of terms, and the rest are answered at once."""

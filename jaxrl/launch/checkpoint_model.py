@@ -92,23 +92,30 @@ def _start(
 ) -> EmbeddedEndpoint:
     """Runs on the device thread."""
     store = WeightStore(spec, engine.dtype, num_versions=1, device=jax.local_devices()[0])
-    store.publish(step, _weights(name, spec, checkpoint, run, step, engine, progress))
+    where = name if checkpoint is None else f"step {step} of {checkpoint.run_dir}"
+    progress(f"loading {where}")
+    store.publish(step, weights_of(name, spec, checkpoint, run, step, engine.dtype))
     return start_engine(spec, store, engine, renderer, device, progress)[1]
 
 
-def _weights(
-    name: str,
-    spec: ModelSpec,
-    checkpoint: RunCheckpoint | None,
-    run: RunConfig | None,
-    step: int,
-    engine: EmbeddedInferenceConfig,
-    progress: Callable[[str], None],
+def weights_of(
+    name: str, spec: ModelSpec, checkpoint: RunCheckpoint | None, run: RunConfig | None, step: int, dtype: str
 ) -> dict[str, Any]:
+    """Return the parameters of a checkpoint; of a run's, nothing else is read.
+
+    Args:
+      name: the model directory, or the one that the run started from.
+      spec: its shapes.
+      checkpoint: which checkpoint of a run; None takes the directory's own weights.
+      run: the run's configuration, if there is a checkpoint.
+      step: which step.
+      dtype: precision of a directory's weights; a run's are as it kept them.
+
+    Raises:
+      ModelLoadError, CheckpointError: they cannot be read, or are of another model.
+    """
     if checkpoint is None or run is None:
-        progress(f"loading the weights of {name}")
-        return load_pretrained(name, param_dtype=engine.dtype)[1]
-    progress(f"loading step {step} of {checkpoint.run_dir}")
+        return load_pretrained(name, param_dtype=dtype)[1]
     mesh = build_mesh(MeshConfig(), jax.local_devices()[:1])
     abstract = build_model(spec, mesh).abstract_params(run.trainer.param_dtype)
     checkpointer = Checkpointer(checkpoint.run_dir / CHECKPOINTS, run.trainer.checkpoint.keep_last, mesh)

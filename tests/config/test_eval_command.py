@@ -103,7 +103,7 @@ def test_a_checkpoint_is_a_run_one_of_its_steps_or_a_model(tmp_path: Path) -> No
     (run / "checkpoints" / "step_000004").mkdir(parents=True)
     model.mkdir()
     (model / "config.json").write_text("{}")
-    with pytest.raises(ConfigError, match="whose config.toml says which model"):
+    with pytest.raises(ConfigError, match=r"whose config\.toml says which model"):
         run_checkpoint(str(run / "checkpoints" / "step_000004"))
     (run / "config.toml").write_text("")
     assert run_checkpoint(str(run)) == run_checkpoint(str(run / "checkpoints")) == RunCheckpoint(run, None)

@@ -1,5 +1,7 @@
 """The configuration of task samplers and gates: what may be set, what is refused, and how files write it."""
 
+import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,15 @@ from pydantic import TypeAdapter, ValidationError
 from jaxrl.config.dump import dump_toml
 from jaxrl.config.load import load_config
 from jaxrl.config.run import RunConfig
-from jaxrl.config.tasks import AdvantageRangeGateConfig, PythonGateConfig, RewardRangeGateConfig, TasksConfig, gate_name
+from jaxrl.config.tasks import (
+    AdvantageRangeGateConfig,
+    CurriculumTasksConfig,
+    PoolsTasksConfig,
+    PythonGateConfig,
+    RewardRangeGateConfig,
+    TasksConfig,
+    gate_name,
+)
 from jaxrl.errors import ConfigError
 
 ADAPTER: TypeAdapter = TypeAdapter(TasksConfig)
@@ -55,6 +65,19 @@ def test_a_sampler_is_chosen_and_set_from_the_command_line(tmp_path: Path) -> No
 def test_code_of_ones_own_is_refused_where_import_paths_are(tasks: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="refuses every import path"):
         run(tmp_path, tasks, more="[run]\nallow_import_paths = false")
+
+
+def test_the_tables_that_the_document_shows_are_tables_of_tasks() -> None:
+    document = (Path(__file__).parents[2] / "docs" / "tasks.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```toml\n(.*?)^```", document, re.MULTILINE | re.DOTALL)
+    shown = [ADAPTER.validate_python(tomllib.loads(block)["orchestrator"]["train"]["env"][0]["tasks"] | more(block)) for block in blocks]
+    assert [tasks.type for tasks in shown] == ["curriculum", "pools", "python", "uniform"]
+    assert shown[0] == CurriculumTasksConfig() and shown[1] == PoolsTasksConfig(), "what it shows is what holds unless set"
+
+
+def more(block: str) -> dict[str, str]:
+    """A table of gates alone belongs to the sampler that an environment has unless set."""
+    return {} if "tasks]" in block or "tasks =" in block else {"type": "uniform"}
 
 
 def test_a_gate_is_called_by_its_type_and_a_function_by_its_name() -> None:

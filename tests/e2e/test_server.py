@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -20,6 +21,7 @@ import numpy as np
 import openai
 import pytest
 
+from jaxrl import eval as evaluation
 from jaxrl.batching import rollout_to_samples
 from jaxrl.config.algorithm import OPDConfig, OPSDConfig
 from jaxrl.config.env import SamplingConfig
@@ -29,6 +31,7 @@ from jaxrl.config.serve import ServeConfig, ServedModelConfig, ServerConfig
 from jaxrl.engine import Engine
 from jaxrl.engine.server import Service
 from jaxrl.errors import PromptTooLongError
+from jaxrl.evals import EvalResult
 from jaxrl.inference.endpoint import GenerateRequest, Generation, TokenSampling
 from jaxrl.inference.frozen import FrozenPool
 from jaxrl.inference.http import HttpEndpoint
@@ -37,6 +40,7 @@ from jaxrl.inference.wire import COMPLETIONS_PATH, TOKENS_PATH
 from jaxrl.launch.serving import Running, serve
 from jaxrl.losses import token_scores
 from jaxrl.models import load_pretrained
+from jaxrl.monitors.jsonl import read_lines
 from jaxrl.orchestrator.algo import OPD, OPSD, AlgorithmContext
 from jaxrl.orchestrator.sources import FrozenSource
 from jaxrl.trainer.compiles import num_compiles
@@ -557,3 +561,23 @@ async def test_a_server_that_is_loading_says_so(server: Running) -> None:
         health, reply = await client.get("/health"), await client.post("/v1/completions", json={"prompt": "x"})
     assert (health.status_code, health.json()) == (503, {"status": "loading", "detail": "starting"})
     assert (reply.status_code, reply.json()["error"]["code"], reply.headers["retry-after"]) == (503, "not_ready", "1")
+
+
+def test_a_checkpoint_and_its_server_are_measured_alike_at_temperature_0(server: Running, tmp_path: Path) -> None:
+    """`jaxrl eval` in process and over HTTP: the same prompts, so the same texts, tokens and outcomes."""
+    asked = ["reasoning_gym:chain_sum@2x1,3x1", "--env.num_tasks=100", "--limit=12", "--max-tokens=16", "--json"]
+    engine = [f"--inference.{key}={value}" for key, value in ENGINE.model_dump(exclude={"type"}).items()]
+    who = {
+        "own": ["--checkpoint", MODEL, *engine],
+        "served": ["--llm-endpoint", server.url, "--model", "small", "--api-key-var", KEY_VAR],
+    }
+    for name, flags in who.items():
+        assert evaluation.main([*asked, *flags, f"--output-dir={tmp_path / name}"]) == 0
+    own, served = (read_lines(tmp_path / name / "episodes.jsonl") for name in who)
+    same = ("episode_id", "text", "reward", "completion_tokens", "turns", "finish_reason", "is_truncated", "observation_sha", "status")
+    assert [[row[key] for key in same] for row in own] == [[row[key] for key in same] for row in served]
+    assert len(own) == 12 and len({row["text"] for row in own}) > 6 and {row["reward"] for row in own} == {0.0, 1.0}
+    assert any("<think>" in row["text"] for row in own), "the server had set the thinking apart"
+    assert all(row["completion_tokens"] for row in served)
+    own_scores, served_scores = (EvalResult.from_json(tmp_path / name / "result.json").scores for name in who)
+    assert own_scores["per_task"] == served_scores["per_task"] and own_scores["reproducible"] is True

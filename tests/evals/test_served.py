@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from jaxrl.config.env import SamplingConfig, ToolsEnvConfig
 from jaxrl.envs.build import build_environment
 from jaxrl.envs.play import play_rollout
@@ -53,7 +51,7 @@ async def test_a_reply_is_sampled_with_the_seed_that_the_engine_in_process_would
 
 async def test_thinking_that_was_set_apart_is_part_of_the_text_and_not_of_the_content() -> None:
     thought, cut = ChatReply("7", True, reasoning="3 + 4", num_tokens=9), ChatReply("", False, reasoning="3 +", num_tokens=3)
-    rollout = make_rollout(nodes=[])
+    rollout = make_rollout(None, turns=())
     session = ServedPolicy(Talker(thought, cut), run_seed=0).open_session(rollout, SAMPLING, "template")
     first, second = await session.ask(HI), await session.ask(HI)
     assert (first.text, first.content, first.reasoning, first.num_tokens) == ("<think>3 + 4</think>7", "7", "3 + 4", 9)
@@ -80,7 +78,7 @@ async def test_an_environment_with_tools_is_played_by_a_server_that_reads_calls(
 
 
 async def test_a_server_that_is_gone_fails_the_episode_at_the_policy() -> None:
-    env, rollout = Sums(), make_rollout(nodes=[], reward=None, spec={"id": "s1", "a": 1})
+    env, rollout = Sums(), Rollout(task=Task("sums", "s1", {"id": "s1", "a": 1}), group_id="g", member=0, draw_index=0)
     session = ServedPolicy(Talker(EndpointDownError("nobody answers")), run_seed=0).open_session(rollout, SAMPLING, "template")
     await play_rollout(env, rollout, session, 20.0)
     assert rollout.failure is not None and (rollout.failure.boundary, rollout.failure.type) == (Boundary.POLICY, "EndpointDownError")

@@ -62,3 +62,9 @@ def test_text_offsets_go_on_from_event_to_event() -> None:
 def test_the_bytes_of_a_token_are_those_of_its_text_and_null_where_it_has_none(by_id: bool) -> None:
     content = reply(job("chat", names_tokens_by_id=by_id))["logprobs"]["content"]
     assert [row["bytes"] for row in content] == [[97], None, None, None, [98]]
+
+
+def test_the_generate_route_names_each_token_by_its_id_as_training_clients_demand() -> None:
+    choice = reply(job("generate"))
+    assert [row["token"] for row in choice["logprobs"]["content"]] == [f"token_id:{token_id}" for token_id in choice["token_ids"]]
+    assert choice["token_ids"] == IDS.tolist()

@@ -24,7 +24,7 @@ from tests.envs.openenv.test_environment import built, failures, played
 
 PYTHON = os.environ.get("JAXRL_OPENENV_PYTHON")
 SERVERS = Path(__file__).parents[3] / "configs" / "openenv"
-START_S = 60.0
+START_S = 100.0
 
 pytestmark = [
     pytest.mark.slow,
