@@ -1,7 +1,6 @@
 """The configuration of task samplers and gates: what may be set, what is refused, and how files write it."""
 
 import re
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -67,17 +66,15 @@ def test_code_of_ones_own_is_refused_where_import_paths_are(tasks: dict[str, Any
         run(tmp_path, tasks, more="[run]\nallow_import_paths = false")
 
 
-def test_the_tables_that_the_document_shows_are_tables_of_tasks() -> None:
+def test_the_tables_that_the_document_shows_are_those_of_a_run(tmp_path: Path) -> None:
     document = (Path(__file__).parents[2] / "docs" / "tasks.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"^```toml\n(.*?)^```", document, re.MULTILINE | re.DOTALL)
-    shown = [ADAPTER.validate_python(tomllib.loads(block)["orchestrator"]["train"]["env"][0]["tasks"] | more(block)) for block in blocks]
+    shown = []
+    for block in re.findall(r"^```toml\n(.*?)^```", document, re.MULTILINE | re.DOTALL):
+        (tmp_path / "run.toml").write_text(f'[orchestrator.model]\nname = "m"\n{block}')
+        shown.append(load_config(tmp_path / "run.toml").orchestrator.train.env[0].tasks)
     assert [tasks.type for tasks in shown] == ["curriculum", "pools", "python", "uniform"]
     assert shown[0] == CurriculumTasksConfig() and shown[1] == PoolsTasksConfig(), "what it shows is what holds unless set"
-
-
-def more(block: str) -> dict[str, str]:
-    """A table of gates alone belongs to the sampler that an environment has unless set."""
-    return {} if "tasks]" in block or "tasks =" in block else {"type": "uniform"}
+    assert [gate_name(gate) for gate in shown[3].gates] == ["short", "advantage_range"]
 
 
 def test_a_gate_is_called_by_its_type_and_a_function_by_its_name() -> None:

@@ -13,7 +13,7 @@ from jaxrl.doctor.examination import Examination
 from jaxrl.doctor.finding import Level
 from jaxrl.doctor.memory import check_memory, free_host_bytes
 from jaxrl.doctor.parity import Sampled, check_logprobs, check_parity, judge_logprobs
-from jaxrl.doctor.resume import check_resume
+from jaxrl.doctor.resume import check_resume, differing_memories
 from jaxrl.doctor.seeds import check_seeds, judge_seeds, play_twice
 from jaxrl.inference.endpoint import FinishReason, GenerateRequest, Generation, TokenSampling
 from jaxrl.models.transformer import Params
@@ -143,6 +143,26 @@ def test_conversations_with_tools_of_which_observations_are_learned_resume_exact
     overrides = [f"--orchestrator.train.env.0.{setting}" for setting in (*tools, "budget.max_turns=2")]
     finding = examine(check_resume, "--run.max_steps=4", "--orchestrator.algo.type=echo", *lengths, *overrides)
     assert finding.is_good, finding.text
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_curriculum_with_a_gate_resumes_exactly() -> None:
+    tiers = ", ".join(f"{{name = '{n}', parameters = {{min_terms = {n}, max_terms = {n}}}}}" for n in (2, 3, 4))
+    tasks = "{type = 'curriculum', gates = [{type = 'advantage_range'}]}"
+    overrides = (f"--orchestrator.train.env.0.tiers=[{tiers}]", f"--orchestrator.train.env.0.tasks={tasks}")
+    finding = examine(check_resume, "--run.max_steps=4", *overrides)
+    assert finding.is_good, finding.text
+
+
+def test_what_an_orchestrator_remembers_is_told_apart_by_what_it_is_of() -> None:
+    def state(cursor: int = 1, num_draws: int = 2, baseline: float = 0.5) -> dict:
+        envs = {name: {"tasks": {"cursor": cursor if name == "sums" else 0}} for name in ("sums", "words")}
+        return {"step": 4, "source": {"num_draws": num_draws, "envs": envs}, "algorithms": {"sums": {"baseline": baseline}}}
+
+    assert differing_memories(state(), state()) == []
+    assert differing_memories(state(), state(cursor=3, num_draws=5)) == ["the task sampler of environment 'sums'"]
+    assert differing_memories(state(), state(num_draws=5, baseline=0.25)) == ["the draws", "the orchestrator's algorithms"]
 
 
 @pytest.mark.slow
