@@ -175,7 +175,7 @@ class ReasoningGymEnvConfig(GymQuestionsConfig):
 
 
 class QuestionsEnvConfig(EnvBase):
-    """Single-turn questions from a file of yours: one JSON object a line (JSONL), with a question and its answer."""
+    """Single-turn questions from files of yours, JSONL (one JSON object a line) or Parquet: in each row a question and its answer."""
 
     demonstration_setting: ClassVar[str | None] = "demonstration_key"
     has_one_turn: ClassVar[bool] = True
@@ -183,7 +183,8 @@ class QuestionsEnvConfig(EnvBase):
     type: Literal["questions"] = "questions"
     """Which environment: `reasoning_gym`, `questions`, `reverse_text`, `tools`, `feedback`, `python`, `agent`, `openenv` or `verifiers`."""
     path: str = Field(min_length=1)
-    """The file, relative to where the run is started."""
+    """The file, relative to where the run is started: Parquet if its name ends in `.parquet` (`pip install 'jaxrl[parquet]'`), else JSONL.
+    Several files by a pattern, such as `data/part-*.jsonl`, are read in the order of their names."""
     question_key: str = Field(default="question", min_length=1)
     """Key of the question, which is the user's message as it stands."""
     answer_key: str = Field(default="answer", min_length=1)
@@ -194,7 +195,9 @@ class QuestionsEnvConfig(EnvBase):
     id_key: str = Field(default="id", min_length=1)
     """Key of a name of the row that no other row has; a row without one is named by a hash of its question."""
     difficulty_key: str = Field(default="difficulty", min_length=1)
-    """Key of the row's difficulty, text or a number; a row may have none."""
+    """Key of the row's difficulty, text or a number, by which a curriculum and evaluation tell tasks apart; a row may have none."""
+    group_key: str = Field(default="group", min_length=1)
+    """Key of the family of tasks that the row belongs to, text or a number; a row may have none."""
     split: Literal["train", "heldout", "all"] = "train"
     """Which questions to keep, by a hash of the question text: `train` and `heldout` never share a text."""
     heldout_frac: float = Field(default=0.1, ge=0, lt=1)
@@ -447,7 +450,9 @@ class VerifiersEnvConfig(EnvBase):
     def _taskset_words_its_own_prompts(self) -> VerifiersEnvConfig:
         for name in ("system_prompt", "examples"):
             if getattr(self, name):
-                raise ValueError(f"`{name}` has no place in an environment of type 'verifiers', whose taskset words the prompts; leave it out")
+                raise ValueError(
+                    f"`{name}` has no place in an environment of type 'verifiers', whose taskset words the prompts; leave it out"
+                )
         for name in ("taskset", "harness"):
             if "id" in getattr(self, f"{name}_args"):
                 raise ValueError(f"`{name}_args` holds an `id`; set `{name}`")

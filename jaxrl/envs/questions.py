@@ -1,8 +1,8 @@
-"""Questions from a JSONL file: one JSON object a line, with a question, its answer and, if there is one, a reply to learn from.
+"""Questions from files, JSONL or Parquet: in each row a question, its answer and, if there is one, a reply to learn from.
 
-In: a file and the names of its columns. Out: a single-turn environment whose specs hold the row: `question`, `answer`,
-`demonstration` and `difficulty` under these names, every other column under its own, so that a reward function finds
-what it needs. Only the question is ever shown to the policy. The file is read once, when the environment is built.
+In: files and the names of their columns. Out: a single-turn environment whose specs hold the row: `question`, `answer`,
+`demonstration`, `difficulty` and `group` under these names, every other column under its own, so that a reward function finds
+what it needs. Only the question is ever shown to the policy. Files are read once, when the environment is built.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from jaxrl.config.env import QuestionsEnvConfig, env_name
 from jaxrl.config.reward import PythonRewardConfig
 from jaxrl.envs.answers import exact_match
 from jaxrl.envs.base import TaskSpec
-from jaxrl.envs.rows import read_rows, shown
+from jaxrl.envs.rows import Place, read_files, shown
 from jaxrl.envs.single_turn import SingleTurnEnvironment
 from jaxrl.envs.splits import question_id, split_of
 from jaxrl.errors import ConfigError
@@ -27,33 +27,33 @@ MAX_SHOWN_REPEATS = 3
 
 
 def questions_environment(config: QuestionsEnvConfig) -> SingleTurnEnvironment:
-    """Read the file, keep the questions of the split, and build the environment.
+    """Read the files, keep the questions of the split, and build the environment.
 
     Raises:
-      ConfigError: the file cannot be read, a row is not what it should be (file and line are named), rows have one name, a key
+      ConfigError: a file cannot be read, a row is not what it should be (file and line are named), rows have one name, a key
         names no column, or the split is empty.
     """
     where = f"env {env_name(config)!r}: `path`={config.path!r}"
     specs: list[TaskSpec] = []
-    line_of_id: dict[str, int] = {}
+    place_of_id: dict[str, Place] = {}
     repeats: list[str] = []
     found: dict[str, None] = {}
-    for number, row in _rows(config, where):
+    for place, row in _rows(config, where):
         found |= dict.fromkeys(row)
-        spec = _spec(row, config, f"{where}, line {number}")
-        if (first := line_of_id.setdefault(spec["id"], number)) != number:
-            repeats.append(f"lines {first} and {number} {_same(spec, row, config)}")
+        spec = _spec(row, config, f"{where}, {place}")
+        if (first := place_of_id.setdefault(spec["id"], place)) != place:
+            repeats.append(f"{first.and_also(place)} {_same(spec, row, config)}")
         if config.split in ("all", split_of(spec["question"], config.heldout_frac)):
             specs.append(spec)
     if repeats:
         remedy = f"remove one of each pair, or give every row a name of its own under {config.id_key!r} (`id_key`)"
         raise ConfigError(f"{where}: {_listed(repeats)}; {remedy}")
     for name, key in _columns(config).items():
-        if line_of_id and key not in found and key != name:
+        if place_of_id and key not in found and key != name:
             raise ConfigError(f"{where}: no row has a column {key!r} (`{name}_key`); the columns are {', '.join(map(repr, found))}")
     if not specs:
-        reason = f"none of its {len(line_of_id)} questions is in split {config.split!r} with `heldout_frac`={config.heldout_frac}"
-        raise ConfigError(f"{where}: {reason if line_of_id else 'the file has no rows'}")
+        reason = f"none of its {len(place_of_id)} questions is in split {config.split!r} with `heldout_frac`={config.heldout_frac}"
+        raise ConfigError(f"{where}: {reason if place_of_id else 'the file has no rows'}")
     return SingleTurnEnvironment(
         env_name(config),
         specs,
@@ -66,12 +66,12 @@ def questions_environment(config: QuestionsEnvConfig) -> SingleTurnEnvironment:
     )
 
 
-def _rows(config: QuestionsEnvConfig, where: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (line number from 1, row); a number in one of the known columns becomes the text that it is written as."""
+def _rows(config: QuestionsEnvConfig, where: str) -> Iterator[tuple[Place, dict[str, Any]]]:
+    """Yield (place, row); a number in one of the known columns becomes the text that it is written as."""
     columns = _columns(config).values()
-    for number, line, row in read_rows(config.path, where, EXAMPLE):
+    for place, (_, line, row) in read_files(config.path, where, EXAMPLE):
         written = json.loads(line, parse_int=str, parse_float=str)
-        yield number, {key: written[key] if key in columns and _is_number(value) else value for key, value in row.items()}
+        yield place, {key: written[key] if key in columns and _is_number(value) else value for key, value in row.items()}
 
 
 def _is_number(value: Any) -> bool:
@@ -80,7 +80,7 @@ def _is_number(value: Any) -> bool:
 
 def _columns(config: QuestionsEnvConfig) -> dict[str, str]:
     """Return the file's name for each column that specs have a name for."""
-    return {name: getattr(config, f"{name}_key") for name in ("id", "question", "answer", "demonstration", "difficulty")}
+    return {name: getattr(config, f"{name}_key") for name in ("id", "question", "answer", "demonstration", "difficulty", "group")}
 
 
 def _spec(row: dict[str, Any], config: QuestionsEnvConfig, where: str) -> TaskSpec:

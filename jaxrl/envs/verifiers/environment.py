@@ -64,9 +64,7 @@ class VerifiersEnvironment:
       clock: seconds.
     """
 
-    def __init__(
-        self, name: str, world: World, *, budget: BudgetConfig | None = None, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, name: str, world: World, *, budget: BudgetConfig | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self.name = name
         self._world = world
         self._tasks = checked_tasks(name, world.specs)

@@ -1,4 +1,4 @@
-"""The one module that imports `verifiers`: a taskset is loaded, served, and its episodes are played.
+"""The one module that imports `verifiers`, and only when there is a taskset of it: it is loaded, served, and its episodes are played.
 
 In: a `VerifiersEnvConfig`. Out: task specs, and a `Verdict` for each episode. What is imported, and what a taskset does when it is loaded,
 is other people's code: whatever it raises is a mistake in the configuration, in words.
@@ -7,6 +7,7 @@ is other people's code: whatever it raises is a mistake in the configuration, in
 from __future__ import annotations
 
 import asyncio
+import importlib
 import itertools
 import math
 import threading
@@ -39,7 +40,7 @@ class PackageWorld:
         self._tasks = tasks
         self._semaphore = None if max_sessions is None else asyncio.Semaphore(max_sessions)
         self._contexts: dict[str, Any] = {}
-        self.specs: list[TaskSpec] = [spec_of(task, index) for index, task in enumerate(tasks)]
+        self.specs: Sequence[TaskSpec] = [spec_of(task, index) for index, task in enumerate(tasks)]
 
     def serving(self) -> AbstractAsyncContextManager[None]:
         """Hold what episodes share, such as servers of tools."""
@@ -53,8 +54,7 @@ class PackageWorld:
 
     def _context(self, base_url: str, headers: dict[str, str]) -> Any:
         """Return who answers; always the same for one address, since verifiers keeps a client for each that it is given."""
-        import verifiers.v1 as vf
-
+        vf = importlib.import_module("verifiers.v1")
         if base_url not in self._contexts:
             client = vf.EvalClientConfig(base_url=base_url, api_key_var=NO_KEY, headers=headers)
             self._contexts[base_url] = vf.ModelContext(model="policy", client=client)
@@ -70,7 +70,7 @@ def load_world(config: VerifiersEnvConfig) -> PackageWorld:
     """
     where = f"env {env_name(config)!r}, taskset {config.taskset!r}"
     try:
-        from verifiers.v1.utils import loaders
+        vf = importlib.import_module("verifiers.v1")
     except ImportError as error:
         raise ConfigError(
             f"{where}: an environment of type 'verifiers' needs the package `verifiers`, which cannot be imported ({error}); install it "
@@ -78,7 +78,7 @@ def load_world(config: VerifiersEnvConfig) -> PackageWorld:
         ) from error
     look_in_working_folder()
     try:
-        env = loaders.load_environment(loaders.resolve_env_config(_table(config, loaders, where)))
+        env = vf.load_environment(vf.resolve_env_config(_table(config, vf, where)))
     except ConfigError:
         raise
     except (Exception, SystemExit) as error:
@@ -102,15 +102,13 @@ def _is_mark(value: Any) -> bool:
     return isinstance(value, str) or (isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value))
 
 
-def _table(config: VerifiersEnvConfig, loaders: Any, where: str) -> dict[str, Any]:
+def _table(config: VerifiersEnvConfig, vf: Any, where: str) -> dict[str, Any]:
     """Return verifiers' own configuration of the environment.
 
     Nothing is tried again: a failed rollout is replaced by the run, and a second conversation would be recorded as part of the first.
     """
-    from verifiers.v1.configs.agent import AgentConfig
-
-    kind = loaders.env_config_type(config.taskset)
-    agents = [name for name, field in kind.model_fields.items() if isinstance(field.default, AgentConfig)]
+    kind = vf.env_config_type(config.taskset)
+    agents = [name for name, field in kind.model_fields.items() if isinstance(field.default, vf.AgentConfig)]
     if len(agents) != 1:
         raise ConfigError(
             f"{where} is played by {len(agents)} agents ({', '.join(agents)}), and a rollout is the conversation of one; an environment of "
@@ -119,7 +117,7 @@ def _table(config: VerifiersEnvConfig, loaders: Any, where: str) -> dict[str, An
     once = {"max_retries": 0, "rules": []}
     budget = config.budget
     agent: dict[str, Any] = {
-        "harness": {"id": _harness(config, loaders), **config.harness_args},
+        "harness": {"id": _harness(config, vf), **config.harness_args},
         "runtime": config.runtime,
         "max_turns": budget.max_turns,
         "max_output_tokens": budget.max_completion_tokens,
@@ -129,11 +127,11 @@ def _table(config: VerifiersEnvConfig, loaders: Any, where: str) -> dict[str, An
     return {"taskset": {"id": config.taskset, **config.taskset_args}, agents[0]: agent, "retries": once}
 
 
-def _harness(config: VerifiersEnvConfig, loaders: Any) -> str:
+def _harness(config: VerifiersEnvConfig, vf: Any) -> str:
     """Return the harness's id: the configured one, the taskset's own, or the plain chat loop."""
     if config.harness is not None:
         return config.harness
-    own = loaders.default_harness_id(config.taskset)
+    own = vf.default_harness_id(config.taskset)
     return own if own == config.taskset else "null"
 
 

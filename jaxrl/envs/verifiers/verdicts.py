@@ -65,8 +65,8 @@ def read_episode(episode: Any) -> Verdict:
             return Verdict(error=_told(failures[-1]))
         names = ", ".join(sorted({trace.agent.name for trace in episode.traces})) or "none"
         return Verdict(
-            error=f"the episode has {len(episode.traces)} traces, of these agents: {names}; a rollout is one conversation of one agent, and "
-            "an environment of several cannot be trained on here"
+            error=f"the episode has {len(episode.traces)} traces, of these agents: {names}; a rollout is one run of one agent, and an "
+            "environment of several cannot be trained on here"
         )
     (trace,) = episode.traces
     if not trace.agent.trainable:
@@ -110,8 +110,8 @@ def outcome_of(verdict: Verdict, talk: Talk, where: str) -> Outcome:
         raise (GraderError if verdict.is_grading else EnvError)(f"{where}: {verdict.error}")
     if not talk.told:
         raise EnvError(
-            f"{where}: the episode ended ({verdict.stop_condition}) without one reply of the policy, so there is nothing to learn from; the "
-            "harness must ask at the endpoint that it is given, and speak OpenAI's chat completions"
+            f"{where}: the episode ended ({verdict.stop_condition}) without one reply of the policy, so there is nothing to learn from; "
+            "the harness must ask at the endpoint that it is given, and speak OpenAI's chat completions"
         )
     _require_own_replies(verdict, talk, where)
     return Outcome(
@@ -129,8 +129,8 @@ def _require_own_replies(verdict: Verdict, talk: Talk, where: str) -> None:
     if foreign or verdict.num_replies > len(talk.told):
         shown = f", such as {foreign[0]!r:.200}" if foreign else ""
         raise EnvError(
-            f"{where}: verifiers has {verdict.num_replies} replies of the policy{shown}, and the policy gave {len(talk.told)}, not all of them "
-            "the same; the taskset must not answer in its place, and its agent must not have a `client` of its own"
+            f"{where}: verifiers has {verdict.num_replies} replies of the policy{shown}, and the policy gave {len(talk.told)}, not all of "
+            "them the same; the taskset must not answer in its place, and its agent must not have a `client` of its own"
         )
 
 

@@ -1,4 +1,4 @@
-"""The real `verifiers`: its tasksets play in an environment here and, from outside, against the server. Skipped where it is not installed."""
+"""The real `verifiers`, where it is installed: its tasksets play in an environment here and, from outside, against the server."""
 
 from __future__ import annotations
 
@@ -9,10 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-vf = pytest.importorskip("verifiers.v1", reason="needs `pip install 'jaxrl[verifiers]'`")
-
-from verifiers.v1.utils.loaders import load_environment, resolve_env_config
 
 from jaxrl.batching import rollout_to_samples
 from jaxrl.config.env import VerifiersEnvConfig
@@ -28,12 +24,13 @@ from tests.fakes import ScriptedEndpoint
 from tests.golden.make_templates import DIRECTORY
 from tests.inference.rendering.styles import renderer_of, their_ids
 
+vf = pytest.importorskip("verifiers.v1", reason="needs `pip install 'jaxrl[verifiers]'`")
 pytestmark = pytest.mark.filterwarnings("default")
 
 STYLE = renderer_of("chatml")
 CONFIGS = Path(__file__).parents[3] / "configs" / "verifiers"
 
-TASKS = '''
+TASKS = """
 import verifiers.v1 as vf
 
 __all__ = ["ToyTaskset"]
@@ -66,9 +63,9 @@ class ToyTaskset(vf.Taskset[ToyTask, ToyConfig]):
         for n in range(3):
             data = ToyData(prompt=self.config.prompt, system_prompt="Count.", difficulty=n, fails=self.config.fails)
             yield ToyTask(data, self.config.task)
-'''
+"""
 
-ENDLESS = '''
+ENDLESS = """
 import itertools
 import verifiers.v1 as vf
 
@@ -80,9 +77,11 @@ class Endless(vf.Taskset[vf.Task[vf.TaskData], vf.TasksetConfig]):
     def load(self):
         for n in itertools.count():
             yield vf.Task(vf.TaskData(prompt=f"count to {n}"))
-'''
+"""
 
-PAIR = TASKS.replace('["ToyTaskset"]', '["ToyTaskset", "PairEnv"]') + '''
+PAIR = (
+    TASKS.replace('["ToyTaskset"]', '["ToyTaskset", "PairEnv"]')
+    + """
 class PairConfig(vf.EnvConfig):
     first: vf.AgentConfig = vf.AgentConfig()
     second: vf.AgentConfig = vf.AgentConfig()
@@ -90,16 +89,20 @@ class PairConfig(vf.EnvConfig):
 class PairEnv(vf.Env[PairConfig]):
     async def run(self, task, agents):
         await agents.first.run(task)
-'''
+"""
+)
 
-TWICE = TASKS.replace('["ToyTaskset"]', '["ToyTaskset", "TwiceEnv"]') + '''
+TWICE = (
+    TASKS.replace('["ToyTaskset"]', '["ToyTaskset", "TwiceEnv"]')
+    + """
 class TwiceEnv(vf.Env[vf.SingleAgentEnvConfig]):
     async def run(self, task, agents):
         await agents.agent.run(task)
         await agents.agent.run(task)
-'''
+"""
+)
 
-HARNESS = '''
+HARNESS = """
 import json
 
 import httpx
@@ -140,7 +143,7 @@ class Turns(vf.Harness[TurnsConfig]):
         assert lines[-1] == "[DONE]", lines
         deltas = [choice["delta"] for line in lines[:-1] for choice in json.loads(line)["choices"]]
         return {"role": "assistant", "content": "".join(delta.get("content") or "" for delta in deltas)}
-'''
+"""
 
 OWN = TASKS.replace('["ToyTaskset"]', '["ToyTaskset", "Turns"]') + "\nfrom toy_turns import Turns\n"
 
@@ -198,7 +201,7 @@ async def play(env: VerifiersEnvironment, endpoint: ScriptedEndpoint, *, index: 
 
 def test_the_tasks_are_verifiers_own_in_their_order_with_what_a_curriculum_reads(build: Build) -> None:
     specs = build(num_tasks=2).tasks()
-    tasks = list(load_environment(resolve_env_config({"taskset": {"id": "toy_tasks"}})).taskset)
+    tasks = list(vf.load_environment(vf.resolve_env_config({"taskset": {"id": "toy_tasks"}})).taskset)
     assert [(spec["id"], spec["index"], spec["difficulty"]) for spec in specs[1:]] == [(tasks[1].key, 1, 1)]
     assert specs[0]["data"] == {"prompt": "one", "system_prompt": "Count."} and len(specs) == 2
 
@@ -318,7 +321,7 @@ async def run_outside(client: Any, **table: Any) -> Any:
     """Return the trace of an episode that verifiers plays by itself."""
     harness = {"id": "toy_turns", "stream": table.pop("stream", False)}
     config = {"taskset": {"id": "toy_tasks", **table}, "agent": {"harness": harness, "runtime": {"type": "subprocess"}}}
-    env = load_environment(resolve_env_config(config))
+    env = vf.load_environment(vf.resolve_env_config(config))
     context = vf.ModelContext(model="tiny", client=client, sampling=vf.SamplingConfig(temperature=1.0, max_tokens=16))
     async with env.serving():
         (slot,) = env.slots(next(iter(env.taskset)), 1)

@@ -1,4 +1,4 @@
-"""A world that is played like one of verifiers: each episode is a coroutine of the test's, which asks over HTTP under the id of its trace."""
+"""A world that is played like one of verifiers: an episode is a coroutine of the test's, which asks over HTTP under the id of its trace."""
 
 from __future__ import annotations
 
@@ -64,7 +64,9 @@ class ToyWorld:
 
 def scored(*replies: str, reward: float | None = 1.0, **more: Any) -> Verdict:
     """Return the verdict on an episode of these replies that went well."""
-    return Verdict(**{"rewards": {"right": reward}, "stop_condition": "agent_completed", "num_replies": len(replies), "replies": replies} | more)
+    return Verdict(
+        **{"rewards": {"right": reward}, "stop_condition": "agent_completed", "num_replies": len(replies), "replies": replies} | more
+    )
 
 
 def user(text: str) -> dict[str, Any]:
