@@ -116,7 +116,9 @@ def collect(arm: str, folder: Path) -> dict[str, Any]:
         if by_tier:
             episodes, tokens = before[int(row["step"])]
             success = float(np.mean(list(by_tier.values())))
-            points.append({"step": int(row["step"]), "episodes": episodes, "tokens": tokens, "success": success, "success_by_tier": by_tier})
+            points.append(
+                {"step": int(row["step"]), "episodes": episodes, "tokens": tokens, "success": success, "success_by_tier": by_tier}
+            )
     return {"arm": arm} | about | code | {"points": points, "steps": steps, "tiers": tiers_of(folder, [step["step"] for step in steps])}
 
 
@@ -197,7 +199,7 @@ def compared(uniform_S: Sequence[float], curriculum_S: Sequence[float]) -> dict[
 def verdict(numbers: Mapping[str, float]) -> str:
     """Read a comparison by the rule that was written before the runs.
 
-    Help is a difference above 0 whose 95% interval over seeds leaves 0 out and that all seeds but one at most share; harm is the same below.
+    Help is a difference above 0 whose 95% interval over seeds leaves 0 out and that at most one seed does not share; harm mirrors it.
     """
     num, reach = int(numbers["num_seeds"]), T_95.get(int(numbers["num_seeds"]), 2.3) * numbers["standard_error"]
     if num < 3:
@@ -273,9 +275,11 @@ def tier_lines(runs: Sequence[Mapping[str, Any]]) -> list[str]:
             everything = sum(each["steps"][-1]["episodes"] for each in of_arm)
             cells["share"].append(f"{episodes / max(everything, 1):.3f}")
             cells["signal"].append(f"{sum(sum(count['signal_groups']) for count in counts) / max(groups, 1):.3f}")
-            after = [each["points"][-1]["success_by_tier"][tier] for each in of_arm]
-            cells["after"].append(f"{np.mean(after):.3f}" if after else "none")
-        lines.append(f"| {tier} | {', '.join(cells['share'])} | {', '.join(cells['signal'])} | {before:.3f} → {', '.join(cells['after'])} |")
+            ends = [each["points"][-1]["success_by_tier"][tier] for each in of_arm]
+            cells["after"].append(f"{np.mean(ends):.3f}" if ends else "none")
+        lines.append(
+            f"| {tier} | {', '.join(cells['share'])} | {', '.join(cells['signal'])} | {before:.3f} → {', '.join(cells['after'])} |"
+        )
     return lines
 
 
@@ -285,12 +289,12 @@ def draw(runs: Sequence[Mapping[str, Any]], path: Path) -> None:
     FigureCanvasAgg(figure)
     by_episode, by_token, by_tier = figure.subplots(1, 3)
     pairs = paired(runs)
-    for axes, axis, scale, label in ((by_episode, "episodes", 1e3, "thousand episodes"), (by_token, "tokens", 1e3, "thousand generated tokens")):
+    for axes, axis, label in ((by_episode, "episodes", "thousand episodes"), (by_token, "tokens", "thousand generated tokens")):
         for each in runs:
-            x = [point[axis] / scale for point in each["points"]]
+            x = [point[axis] / 1e3 for point in each["points"]]
             axes.plot(x, [point["success"] for point in each["points"]], color=ARM_COLOURS[each["arm"]], alpha=0.3, linewidth=0.9)
         if pairs:
-            draw_means(axes, *on_grid(pairs, axis), scale)
+            draw_means(axes, *on_grid(pairs, axis), 1e3)
         dress(axes, f"held-out success, mean of tiers, per {axis[:-1]}", label)
         axes.legend(frameon=False, loc="lower right", fontsize=8.5, labelcolor=INK)
     draw_shares(by_tier, [each for each in runs if each["arm"] == "curriculum"])

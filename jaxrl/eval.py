@@ -35,7 +35,7 @@ from jaxrl.evals.compare import Comparison, compare, comparison_lines
 from jaxrl.evals.result import EvalResult
 from jaxrl.inference.frozen import api_key
 from jaxrl.interrupt import ended_by_ctrl_c
-from jaxrl.launch.evaluating import CheckpointModel, EvalRequest, evaluate
+from jaxrl.launch.evaluating import SERVED_CONCURRENCY, CheckpointModel, EvalRequest, evaluate
 from jaxrl.monitors.evaluation import EvalTerminal, draw_success_by_difficulty, print_scores
 from jaxrl.monitors.messages import Messages, show_only_warnings
 
@@ -167,7 +167,9 @@ def _env_of_run(flags: argparse.Namespace, warn: Warn) -> tuple[EnvBase | None, 
         return None, EvalSectionConfig()
     path, name = found
     orchestrator = load_config_aloud(path, [], warn).orchestrator
-    envs = {env_name(env): env for env in (*orchestrator.train.env, *orchestrator.eval.env)}  # of equal names, that of evaluation
+    # A training environment is measured with the sampling of evaluation, not with its own.
+    train = [env.model_copy(update={"sampling": None}) for env in orchestrator.train.env]
+    envs = {env_name(env): env for env in (*train, *orchestrator.eval.env)}  # of equal names, that of evaluation
     names = [name] if name else [env_name(env) for env in orchestrator.eval.env] or list(envs)
     if len(names) != 1 or names[0] not in envs:
         what = f"no environment {name!r}" if name else f"{len(names)} environments"
@@ -206,7 +208,11 @@ def _model(flags: argparse.Namespace, warn: Warn) -> tuple[FrozenModelConfig | C
         url = url if urlsplit(url).path else f"{url}/v1"
         try:
             model = FrozenModelConfig(
-                name=flags.model, base_url=[url], api_key_var=flags.api_key_var, timeout_s=min(flags.deadline or 300.0, 600.0)
+                name=flags.model,
+                base_url=[url],
+                api_key_var=flags.api_key_var,
+                timeout_s=flags.deadline or 300.0,
+                max_concurrency=flags.concurrency or SERVED_CONCURRENCY,
             )
         except ValidationError as error:
             raise ConfigError("; ".join(f"{_flag_of(e['loc'])}: {_words(e)}" for e in error.errors())) from None
@@ -222,19 +228,20 @@ def _model(flags: argparse.Namespace, warn: Warn) -> tuple[FrozenModelConfig | C
 
 def _parameters(flags: argparse.Namespace, command: EvalCommandConfig, source: EvalSectionConfig, label: str) -> EvalParameters:
     env = command.env
-    base: SamplingConfig = env.sampling or source.sampling
     given = {"temperature": flags.temperature, "top_p": flags.top_p, "max_tokens": flags.max_tokens}
-    thresholds = (flags.success_threshold, env.success_threshold, source.success_threshold)
+    sampling = source.sampling_of(env).model_dump() | {key: value for key, value in given.items() if value is not None}
+    threshold = source.success_threshold_of(env) if flags.success_threshold is None else flags.success_threshold
+    seeds = None if source.seeds is None else tuple(source.seeds)
     budget = getattr(env, "budget", None)
     try:
         return EvalParameters(
             split=getattr(env, "split", None),
-            limit=flags.limit,
-            seeds=flags.seeds,
-            samples_per_task=flags.samples_per_task,
-            sampling=SamplingConfig(**base.model_dump() | {key: value for key, value in given.items() if value is not None}),
+            limit=flags.limit or source.num_tasks,
+            seeds=flags.seeds or seeds,
+            samples_per_task=flags.samples_per_task or source.samples_per_task,
+            sampling=SamplingConfig(**sampling),
             max_turns=None if budget is None else budget.max_turns,
-            success_threshold=next(value for value in thresholds if value is not None),
+            success_threshold=threshold,
             model=label,
             system_prompt=env.system_prompt,
         )

@@ -153,6 +153,13 @@ def test_who_cannot_be_reached_ends_with_5_at_once(served: Served, capsys: pytes
     assert "cannot be reached" in capsys.readouterr().err
 
 
+def test_an_openenv_server_that_cannot_be_reached_ends_with_5(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("websockets")
+    for argv in (["openenv:http://127.0.0.1:1"], ["openenv", "--base-url", "http://127.0.0.1:1"]):
+        assert command.main([*argv, *served.flags]) == 5
+        assert "`base_url`='http://127.0.0.1:1'" in capsys.readouterr().err
+
+
 def test_a_comparison_lists_what_was_fixed_and_what_regressed(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
     served.model.below = 6
     assert run(served, "-o", "before") == 0
@@ -248,6 +255,12 @@ def test_an_environment_of_a_run_is_measured_as_the_run_measures_it(served: Serv
     assert request.dataset == f"config:{config}#chain_sum_heldout"
     assert request.command.env.split == "heldout"  # type: ignore[union-attr]
     assert request.parameters.sampling.max_tokens == 32 and request.parameters.sampling.temperature == 0.0
+    assert request.parameters.limit == 2
+    argv = [f"config:{config}#chain_sum", *served.flags, "--env.num_tasks=50", "--split", "test"]
+    overrides, rest = command.take_overrides(argv, command.EvalCommandConfig)
+    trained = command.read_request(command.parse_eval_flags(rest, command.build_eval_parser()), overrides, lambda text: None)
+    assert (trained.command.env.split, trained.command.env.num_tasks) == ("heldout", 50)  # type: ignore[union-attr]
+    assert trained.parameters.sampling == request.parameters.sampling, "that of evaluation"
 
 
 FRESH = """

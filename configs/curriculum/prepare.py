@@ -1,8 +1,9 @@
 """Make the start model of the curriculum's demonstration: `python configs/curriculum/prepare.py`, a few minutes on a CPU.
 
-Out: `models/curriculum/start`, the quickstart's start model trained further on worked answers, of which the more have few terms and
-the fewer have many, so that what it can do falls from tier to tier. `measured.json` beside it tells how often each tier of the demonstration
-is solved. What is there with the same settings is left alone; no question of the held-out split is in what it learns.
+Out: `models/curriculum/start`, the quickstart's start model trained further so that it can work every sum out and does so the more rarely
+the longer the sum is: from nearly always to nearly never. An answer at once is mostly wrong, so what it can do falls from tier to tier.
+`measured.json` beside it tells how often each tier of the demonstration is solved. What is there with the same settings is left alone; no
+question of the held-out split is in what it learns.
 """
 
 from __future__ import annotations
@@ -110,7 +111,8 @@ def measure(directory: Path) -> dict[str, dict[str, float]]:
 
     Returns:
       By tier: `greedy` and `sampled` (temperature 1), the shares of right answers; `signal`, the share of groups of 8 samples that hold
-      both right and wrong ones; `tokens` of a sampled reply.
+      both right and wrong ones; `worked`, the share of samples that work it out, and `worked_right`, the share of right ones of those;
+      `tokens` of a sampled reply.
     """
     config = load_config(CONFIG)
     env, sampling = config.orchestrator.eval.env[0], config.orchestrator.sampling
@@ -143,7 +145,9 @@ def measure(directory: Path) -> dict[str, dict[str, float]]:
         greedy = [is_right(spec, future.result(timeout=0)) for spec, (future,), _ in futures]
         sampled = np.array([[is_right(spec, future.result(timeout=0)) for future in group] for spec, _, group in futures])
         lengths = [len(future.result(timeout=0).token_ids) for _, _, group in futures for future in group]
-        is_worked = np.array([THINK in renderer.reply_text(future.result(timeout=0).token_ids) for _, _, group in futures for future in group])
+        is_worked = np.array(
+            [THINK in renderer.reply_text(future.result(timeout=0).token_ids) for _, _, group in futures for future in group]
+        )
         found[tier] = {
             "greedy": round(float(np.mean(greedy)), 4),
             "sampled": round(float(sampled.mean()), 4),

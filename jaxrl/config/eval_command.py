@@ -22,7 +22,7 @@ class EvalCommandConfig(Section):
 
     env: EnvConfig
     """The environment that is played."""
-    inference: EmbeddedInferenceConfig = EmbeddedInferenceConfig(num_slots=32, max_model_len=512)
+    inference: EmbeddedInferenceConfig = EmbeddedInferenceConfig(num_slots=32, max_model_len=512, min_prefill_bucket=64)
     """The engine that a checkpoint is loaded into."""
 
 

@@ -105,7 +105,7 @@ def _add_tasks(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument("--limit", type=_whole(1), metavar="N", help="play the first N tasks, of several difficulties in turn")
     group.add_argument("--seeds", type=_seeds, metavar="0,1", help="play each task once per seed, in environments that read one")
-    group.add_argument("--samples-per-task", type=_whole(1), default=1, metavar="N", help="episodes per task and seed (1)")
+    group.add_argument("--samples-per-task", type=_whole(1), metavar="N", help="episodes per task and seed (1)")
     group.add_argument("--max-turns", type=_whole(1), metavar="N", help="replies per episode, in environments of several turns")
     group.add_argument("--success-threshold", type=_number(), metavar="X", help="an episode with at least this reward is a success (1.0)")
     group.add_argument("--system-prompt", metavar="TEXT", help="a system message before the question")

@@ -19,9 +19,7 @@ Factory = Callable[..., SingleTurnEnvironment]
 """What makes the environment: called with `name` and, if they are set, `system_prompt`, `examples` and the table's `kwargs`."""
 
 
-def single_turn(
-    tasks: Sequence[TaskSpec] | Callable[..., Sequence[TaskSpec]], *, require_stop: bool = False
-) -> Callable[[Score], Factory]:
+def single_turn(tasks: Sequence[TaskSpec] | Callable[..., Sequence[TaskSpec]], *, require_stop: bool = False) -> Callable[[Score], Factory]:
     """Make an environment of one question and one reply out of a function that scores the reply.
 
     The decorated function is what `import_path` names. The environment's `kwargs` go to `tasks`, but for two that are heeded here:
@@ -57,15 +55,20 @@ def single_turn(
             **kwargs: Any,
         ) -> SingleTurnEnvironment:
             if kwargs and not callable(tasks):
-                raise ConfigError(f"env {name!r}: its tasks are a list, so `kwargs` has no place for {sorted(kwargs)}; make them a function")
+                raise ConfigError(
+                    f"env {name!r}: its tasks are a list, so `kwargs` has no place for {sorted(kwargs)}; make them a function"
+                )
             if split not in ("train", "heldout", "all") or not 0 <= heldout_frac < 1:
                 raise ConfigError(
-                    f"env {name!r}: expected `split` 'train', 'heldout' or 'all' and `heldout_frac` from 0 up to 1, got {split!r} and {heldout_frac!r}"
+                    f"env {name!r}: expected `split` 'train', 'heldout' or 'all' and `heldout_frac` from 0 up to 1, got {split!r} "
+                    f"and {heldout_frac!r}"
                 )
             specs = [_named(name, spec) for spec in (tasks(**kwargs) if callable(tasks) else tasks)]
             kept = [spec for spec in specs if split in ("all", split_of(spec["question"], heldout_frac))]
             if specs and not kept:
-                raise ConfigError(f"env {name!r}: none of its {len(specs)} questions is in split {split!r} with `heldout_frac`={heldout_frac}")
+                raise ConfigError(
+                    f"env {name!r}: none of its {len(specs)} questions is in split {split!r} with `heldout_frac`={heldout_frac}"
+                )
             return SingleTurnEnvironment(
                 name,
                 kept,

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 from jaxrl.errors import ConfigError
 
-
 BATCH_ROWS = 1024
 """Rows of a Parquet file that are in memory at a time."""
 

@@ -9,6 +9,7 @@ from jaxrl.evals.policy import EvalPolicy, LivePolicy
 from jaxrl.evals.result import EvalResult
 from jaxrl.evals.schedule import EvalSchedule
 from jaxrl.evals.scores import flat_scores, score_rows
+from jaxrl.evals.served import ServedPolicy
 
 __all__ = [
     "BatchFunctionPolicy",
@@ -22,6 +23,7 @@ __all__ = [
     "EvalSchedule",
     "FunctionPolicy",
     "LivePolicy",
+    "ServedPolicy",
     "compare",
     "comparison_lines",
     "flat_scores",

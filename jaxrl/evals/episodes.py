@@ -50,7 +50,7 @@ def episode_row(
         "error": None if failure is None else _error(failure),
         "reward": rollout.reward,
         "turns": rollout.num_turns,
-        "completion_tokens": rollout.num_completion_tokens,
+        "completion_tokens": _num_completion_tokens(rollout),
         "finish_reason": next((node.finish_reason for node in reversed(rollout.nodes) if node.sampled), None),
         "stop_reason": rollout.stop_reason,
         "is_truncated": rollout.is_truncated,
@@ -105,6 +105,12 @@ def without_addresses(text: str) -> str:
 
 def _error(failure: Failure) -> dict[str, Any]:
     return {"stage": str(failure.boundary), "type": failure.type, "message": without_addresses(failure.message)}
+
+
+def _num_completion_tokens(rollout: Rollout) -> int | None:
+    """Return how many tokens the policy wrote; None if nobody counted those of a reply that is known by its words alone."""
+    is_uncounted = any(node.sampled and node.content and not node.num_sampled for node in rollout.nodes)
+    return None if is_uncounted else rollout.num_completion_tokens
 
 
 def _plain(value: Any) -> Any:

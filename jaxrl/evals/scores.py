@@ -33,7 +33,8 @@ def score_rows(rows: Sequence[Row], success_threshold: float) -> dict[str, Any]:
       Over the scored episodes: `success_rate`, its standard error `success_rate_se` (the standard deviation of the tasks' means over the
       root of their number, which for one episode per task is sqrt(p(1-p)/n)), `mean_reward`.
       Over all: `success_rate_strict`, in which what failed or was not scored is no success, and `error_rate`.
-      Over the episodes that did not fail: `mean_completion_tokens`, `mean_num_turns`, `truncated_frac`.
+      Over the episodes that did not fail: `mean_completion_tokens` (of those whose tokens somebody counted), `mean_num_turns`,
+      `truncated_frac`.
       `demonstration_nll`, where rows tell what the policy says of the tasks' demonstrations: nats per token, over all of their tokens,
       and `n_demonstrations`.
       With several samples of a question (one task and seed), by k: `pass@k`, that one of k is a success, `pass^k`, that all k are, each
@@ -53,7 +54,8 @@ def score_rows(rows: Sequence[Row], success_threshold: float) -> dict[str, Any]:
     played = [row for row in rows if row["status"] != "error"]
     scores: dict[str, Any] = _counts(rows) | _rates(rows, success_threshold)
     if played:
-        scores["mean_completion_tokens"] = _mean([row["completion_tokens"] for row in played])
+        if tokens := [row["completion_tokens"] for row in played if row["completion_tokens"] is not None]:
+            scores["mean_completion_tokens"] = _mean(tokens)
         if turns := [row["turns"] for row in played if "turns" in row]:
             scores["mean_num_turns"] = _mean(turns)
         scores["truncated_frac"] = _mean([row["is_truncated"] for row in played])

@@ -41,6 +41,8 @@ _OF_TRAINING = {"algo", "coefficients", "ratio", "tasks", "truncated"}
 _PACKAGES = {"reasoning_gym": "reasoning-gym", "tools": "reasoning-gym", "feedback": "reasoning-gym", "verifiers": "verifiers"}
 """By type of environment, the package that its tasks or scores are made by."""
 _SAMPLE_BYTES = 1 << 16
+SERVED_CONCURRENCY = 16
+"""Episodes that are played at the same time with a served model, unless told otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +172,7 @@ async def _measure_served(request: EvalRequest, model: FrozenModelConfig, env: E
         display.phase(f"asking {model.base_url[0]} for {model.name}")
         await endpoint.probe()
         policy = ServedPolicy(endpoint, run_seed=request.run_seed)
-        return await _play(request, env, policy, _config(request, model.name), display, step=0, concurrency=16)
+        return await _play(request, env, policy, _config(request, model.name), display, step=0, concurrency=SERVED_CONCURRENCY)
     finally:
         await endpoint.close()
 

@@ -93,7 +93,7 @@ def _header(record: Mapping[str, Any], nodes: Sequence[Node]) -> list[Text]:
     ]
     reward = record.get("reward")
     num_turns = record.get("num_turns", record.get("turns", 0))
-    num_written = record.get("num_completion_tokens", record.get("completion_tokens", 0))
+    num_written = record.get("num_completion_tokens", record.get("completion_tokens")) or 0
     num_tokens = sum(node.get("num_tokens", 0) for node in nodes)
     num_branches = len(_leaves(nodes))
     facts = [

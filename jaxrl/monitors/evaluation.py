@@ -123,9 +123,9 @@ def _overall(scores: Mapping[str, Any], rows: Sequence[Row]) -> Iterator[tuple[s
             yield family, "  ".join(f"{k}: {_percent(value)}" for k, value in values.items())
     missing = [f"{scores[key]} {word}" for key, word in (("n_error", "failed"), ("n_unscored", "not scored")) if scores[key]]
     yield "episodes", ", ".join([f"{scores['n_scored']} of {scores['n_planned']} scored", *missing])
-    if "mean_completion_tokens" in scores:
-        total = sum(row["completion_tokens"] for row in rows)
-        yield "generated tokens", f"{total:,} ({scores['mean_completion_tokens']:,.1f} per episode)" if total else "not told by the server"
+    if "truncated_frac" in scores:
+        total, mean = sum(row["completion_tokens"] or 0 for row in rows), scores.get("mean_completion_tokens")
+        yield "generated tokens", "not told by the server" if mean is None else f"{total:,} ({mean:,.1f} per episode)"
         if scores.get("truncated_frac"):
             yield "cut short", _percent(scores["truncated_frac"])
         if scores.get("mean_num_turns", 1.0) != 1.0:

@@ -150,14 +150,12 @@ class CurriculumSampler(FiniteSampler):
         for index, k in enumerate(self._key_of):
             self._members[k].append(index)
         self._orders: dict[int, tuple[int, np.ndarray]] = {}
-        self._stats = [KeyStats() for _ in self._keys]
-        self._weights = np.array([self._weight_of(stats) for stats in self._stats])
-        self._num_draws = 0
+        self._take({})
 
     def next_index(self) -> int:
         """Return the index of the next task: of the next one of a key that is picked by weight."""
         k = pick_weighted(self._weights, self._rng_seed, self._num_draws)
-        members, stats = self._members[k], self._stats[k]
+        members, stats = self._members[k], self._stats.setdefault(k, KeyStats())
         num_rounds, position = divmod(stats.drawn, len(members))
         if k not in self._orders or self._orders[k][0] != num_rounds:
             self._orders[k] = (num_rounds, order_of(len(members), self._rng_seed, k, num_rounds))
@@ -168,12 +166,12 @@ class CurriculumSampler(FiniteSampler):
     def learn(self, group: ScoredGroup) -> None:
         """Move the rates of one key, and with them its weight; every other key's stays."""
         k = self._key_of[group.index]
-        stats = self._stats[k]
+        stats = self._stats.setdefault(k, KeyStats())
         stats.add(group.rewards, **self._learning)
         stats.episodes += group.num_rollouts
         if group.cost is not None:
             stats.cost = (stats.cost or 0.0) + group.cost
-        self._weights[k] = self._weight_of(stats)
+        self._weigh(k)
         if stats.unscored == UNSCORED_IN_A_ROW and self._key_name != "id":
             logger.warning(
                 "none of the last %d groups of %s %r had a reward; it goes on being drawn with a probability of %.3f",
@@ -182,17 +180,14 @@ class CurriculumSampler(FiniteSampler):
 
     def memory(self) -> dict[str, Any]:
         """Return what is known of each key that was drawn or heard of."""
-        untouched = KeyStats()
-        return {"stats": {key: asdict(stats) for key, stats in zip(self._keys, self._stats, strict=True) if stats != untouched}}
+        return {"stats": {self._keys[k]: asdict(stats) for k, stats in self._stats.items()}}
 
     def remember(self, memory: Mapping[str, Any]) -> None:
         """Take up what is known of each key."""
         saved = memory["stats"]
         if not isinstance(saved, Mapping) or not set(saved) <= set(self._keys):
             raise ValueError(f"the state of the task sampler is damaged: 'stats' is {saved!r:.80}, expected a dict by key")
-        self._stats = [KeyStats.from_state(key, saved[key]) if key in saved else KeyStats() for key in self._keys]
-        self._weights = np.array([self._weight_of(stats) for stats in self._stats])
-        self._num_draws = sum(stats.drawn for stats in self._stats)
+        self._take({k: KeyStats.from_state(key, saved[key]) for k, key in enumerate(self._keys) if key in saved})
 
     def metrics(self) -> dict[str, float]:
         """Return the counters, what follows from them, and for each key `key/<key>/{p_hat,signal,prob,episodes,cost}`.
@@ -202,34 +197,44 @@ class CurriculumSampler(FiniteSampler):
         """
         values = super().metrics()
         probs = self._weights / self._weights.sum()
-        own = min(len(self._keys), MAX_KEYS_IN_METRICS)
-        for key, stats, prob in zip(self._keys[:own], self._stats[:own], probs[:own], strict=True):
-            values |= self._metrics_of(f"key/{key}", [stats], float(prob))
-        if len(self._keys) > own:
-            values |= self._metrics_of("others", self._stats[own:], float(probs[own:].sum()))
+        own = range(min(len(self._keys), MAX_KEYS_IN_METRICS))
+        stats = [self._stats.get(k, KeyStats()) for k in own]
+        for k in own:
+            values |= _named(f"key/{self._keys[k]}", self._rates[k], self._signals[k], probs[k], stats[k].episodes, stats[k].cost)
+        if len(self._keys) > len(own):
+            rest = slice(len(own), None)
+            episodes = self._counters.episodes - sum(each.episodes for each in stats)
+            cost = None
+            if self._counters.cost is not None and episodes:
+                cost = self._counters.cost - math.fsum(each.cost or 0.0 for each in stats)
+            values |= _named("others", self._rates[rest].mean(), self._signals[rest].mean(), probs[rest].sum(), episodes, cost)
         return values
 
-    def _metrics_of(self, prefix: str, stats: Sequence[KeyStats], prob: float) -> dict[str, float]:
-        values = {
-            "p_hat": float(np.mean([success_rate(each.successes, each.failures) for each in stats])),
-            "signal": float(np.mean([self._signal_of(each) for each in stats])),
-            "prob": prob,
-            "episodes": float(sum(each.episodes for each in stats)),
-        }
-        costs = [each.cost for each in stats if each.cost is not None]
-        if costs:
-            values["cost"] = math.fsum(costs)
-        return {f"{prefix}/{name}": value for name, value in values.items()}
+    def _take(self, stats: dict[int, KeyStats]) -> None:
+        """Take up what is known of some keys; of the others nothing is."""
+        self._stats = stats
+        self._rates, self._signals, self._weights = (np.full(len(self._keys), value) for value in self._worth(KeyStats()))
+        self._num_draws = sum(each.drawn for each in stats.values())
+        for k in stats:
+            self._weigh(k)
 
-    def _signal_of(self, stats: KeyStats) -> float:
-        if self._signal == "beta" or self._group_size == 1:
-            return signal_of(success_rate(stats.successes, stats.failures), self._group_size)
-        return varied_share(stats.varied, stats.groups)
+    def _weigh(self, k: int) -> None:
+        self._rates[k], self._signals[k], self._weights[k] = self._worth(self._stats[k])
 
-    def _weight_of(self, stats: KeyStats) -> float:
-        """Return the weight of a key. A single task that never gets a reward would else keep the large one of what is not known yet."""
+    def _worth(self, stats: KeyStats) -> tuple[float, float, float]:
+        """Return the success rate, signal and weight of a key."""
+        rate = success_rate(stats.successes, stats.failures)
+        is_beta = self._signal == "beta" or self._group_size == 1
+        signal = signal_of(rate, self._group_size) if is_beta else varied_share(stats.varied, stats.groups)
+        # A single task that never gets a reward would else keep the large weight of what is not known yet.
         halvings = max(stats.unscored - PATIENCE + 1, 0) if self._key_name == "id" else 0
-        return self._signal_of(stats) * 0.5 ** min(halvings, MAX_HALVINGS) + self._eps
+        return rate, signal, signal * 0.5 ** min(halvings, MAX_HALVINGS) + self._eps
+
+
+def _named(prefix: str, p_hat: float, signal: float, prob: float, episodes: int, cost: float | None) -> dict[str, float]:
+    """Return the metrics of one key, or of several together."""
+    values = {"p_hat": p_hat, "signal": signal, "prob": prob, "episodes": episodes, "cost": cost}
+    return {f"{prefix}/{name}": float(value) for name, value in values.items() if value is not None}
 
 
 def _check_numbers(group_size: int, gamma: float, eps: float, success_threshold: float) -> None:

@@ -57,19 +57,25 @@ def keys_of(tasks: Sequence[TaskSpec], key: KeyName | KeyFunction) -> TaskKeys:
         return TaskKeys("function", [_text(key(spec), spec, "the key") for spec in tasks])
     if key not in KEY_NAMES:
         raise ValueError(f"`key` must be one of {', '.join(KEY_NAMES)} or a function of a task, got {key!r}")
-    for name in KEY_NAMES[KEY_NAMES.index(key) : -1]:
+    wanted = KEY_NAMES[KEY_NAMES.index(key) : -1]
+    for name in wanted:
         values = [spec.get(name) if isinstance(spec, Mapping) else None for spec in tasks]
         without = [task_id(spec) for spec, value in zip(tasks, values, strict=True) if value is None]
         if not without:
+            _tell_of_fallback(wanted[: wanted.index(name)], name)
             return TaskKeys(name, [_text(value, spec, f"`{name}`") for spec, value in zip(tasks, values, strict=True)])
         if len(without) < len(tasks):
             named = ", ".join(map(repr, without[:MAX_NAMED])) + (", ..." if len(without) > MAX_NAMED else "")
             raise ValueError(
                 f"{len(without)} of {len(tasks)} tasks have no `{name}` ({named}); give every task one, or choose another `key`"
             )
-        following = KEY_NAMES[KEY_NAMES.index(name) + 1]
-        logger.warning("no task has a `%s`: tasks are told apart by `%s`", name, following)
+    _tell_of_fallback(wanted, "id")
     return TaskKeys("id", [task_id(spec) for spec in tasks])
+
+
+def _tell_of_fallback(lacking: Sequence[str], name: str) -> None:
+    if lacking:
+        logger.warning("no task has a %s: tasks are told apart by `%s`", " or a ".join(f"`{key}`" for key in lacking), name)
 
 
 def _text(value: object, spec: TaskSpec, what: str) -> str:

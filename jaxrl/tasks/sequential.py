@@ -34,7 +34,7 @@ class SequentialSampler(FiniteSampler):
     """
 
     def __init__(self, tasks: Sequence[TaskSpec], seeds: Sequence[int] | None = None, *, repeat: bool = True) -> None:
-        super().__init__(tasks, "sequential", seeds=None if seeds is None else _checked_seeds(seeds))
+        super().__init__(tasks, "sequential", seeds=None if seeds is None else _checked_seeds(seeds), repeat=repeat)
         if seeds is not None:
             for spec in self.tasks:
                 if not isinstance(spec, Mapping) or "seed" in spec:

@@ -15,6 +15,7 @@ from jaxrl.config.reward import PythonRewardConfig
 from jaxrl.envs.questions import questions_environment
 from jaxrl.errors import ConfigError
 
+
 def parquet_of(folder: Path, rows: list[dict[str, Any]] | pyarrow.Table, name: str = "rows.parquet") -> Path:
     table = rows if isinstance(rows, pyarrow.Table) else pyarrow.Table.from_pylist(rows)
     parquet.write_table(table, folder / name)
@@ -80,14 +81,14 @@ def test_a_parquet_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"none\.parquet': there is no such file$"):
         tasks_of(tmp_path / "none.parquet")
     jsonl_of(tmp_path, [{"question": "a", "answer": "1"}], "text.parquet")
-    with pytest.raises(ConfigError, match="cannot read the file: .*its name ends in .parquet, so it must be Parquet"):
+    with pytest.raises(ConfigError, match=r"cannot read the file: .*its name ends in \.parquet, so it must be Parquet"):
         tasks_of(tmp_path / "text.parquet")
     twice = pyarrow.Table.from_arrays([pyarrow.array(["a"]), pyarrow.array(["b"])], names=["question", "question"])
     with pytest.raises(ConfigError, match="two columns have one name; the columns are 'question', 'question'"):
         tasks_of(parquet_of(tmp_path, twice))
 
 
-def test_without_pyarrow_a_parquet_file_says_what_to_install_and_jsonl_needs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pyarrow_a_parquet_file_says_what_to_install_and_jsonl_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = parquet_of(tmp_path, [{"question": "a", "answer": "1"}])
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(ConfigError, match=r"needs the package `pyarrow`, .*`pip install 'jaxrl\[parquet\]'`"):

@@ -10,8 +10,10 @@ import pytest
 from jaxrl.config.env import SamplingConfig
 from jaxrl.envs.base import Message
 from jaxrl.envs.session import eval_seed_scope
+from jaxrl.envs.single_turn import SingleTurnEnvironment
 from jaxrl.envs.words import WordsReply
 from jaxrl.errors import DeadlineError, EngineError
+from jaxrl.evals import EnvEvalHarness, EvalConfig
 from jaxrl.evals.functions import BatchFunctionPolicy, FunctionPolicy
 from jaxrl.inference.endpoint import sampling_seed
 from tests.envs.policies import make_rollout
@@ -192,6 +194,16 @@ async def test_a_function_that_never_returns_is_named_when_the_evaluation_ends()
                 await asyncio.gather(asking, return_exceptions=True)
     finally:
         may_return.set()
+
+
+async def test_tokens_that_nobody_counted_are_no_zero_in_the_scores() -> None:
+    env = SingleTurnEnvironment("sums", [{"id": "a"}, {"id": "b"}], lambda spec: spec["id"], lambda spec, text: 1.0)
+    said = {"a": WordsReply("a b", num_tokens=2), "b": WordsReply("b")}
+    policy = FunctionPolicy(lambda messages: said[messages[-1]["content"]])
+    result = await EnvEvalHarness(env, policy).run(EvalConfig(dataset="sums"))
+    assert [row["completion_tokens"] for row in result.rows] == [2, None] and result.scores["mean_completion_tokens"] == 2.0
+    uncounted = await EnvEvalHarness(env, FunctionPolicy(lambda messages: "b")).run(EvalConfig(dataset="sums"))
+    assert uncounted.scores["success_rate"] == 1.0 and "mean_completion_tokens" not in uncounted.scores
 
 
 def test_a_policy_without_workers_or_batches_is_refused() -> None:

@@ -209,6 +209,12 @@ def test_by_variance_a_key_is_worth_the_share_of_its_groups_whose_rewards_differ
     assert sampler.metrics()["signal_groups"] == 3, "counted alike by every sampler: rewards that are not all equal"
 
 
+def test_rewards_that_differ_by_just_the_tolerance_are_equal() -> None:
+    wide, exact = (CurriculumSampler(tiers("a"), 4, signal="variance", signal_tolerance=tolerance) for tolerance in (0.25, 0.0))
+    for sampler, rewards in ((wide, [0.5, 0.75]), (exact, [0.5, 0.5])):
+        assert per_key(told(sampler, [("a", rewards)]), "signal")["a"] == 1 / 3
+
+
 def test_keys_by_id_draw_a_task_that_never_gets_a_reward_less_and_less_until_it_gets_one() -> None:
     sampler = CurriculumSampler([{"id": name} for name in "abcde"], 8, key="id")
     for name in "bcde":
@@ -266,9 +272,10 @@ def test_a_state_without_what_it_should_hold_is_refused_and_changes_nothing(stat
 )
 def test_numbers_that_cannot_be_are_refused_and_change_nothing(name: str, value: object) -> None:
     sampler = told(CurriculumSampler(tiers(*"ab"), 4), [("a", [1.0, 0.0]), ("b", [1.0, 0.0])])
-    before = sampler.state_dict()
+    state = sampler.state_dict()
+    before = told(sampler, [("a", [1.0])]).state_dict()
     with pytest.raises(ValueError, match=f"{name!r} of key 'b' is"):
-        sampler.load_state_dict({**before, "stats": {**before["stats"], "b": {**before["stats"]["b"], name: value}}})
+        sampler.load_state_dict({**state, "stats": {**state["stats"], "b": {**state["stats"]["b"], name: value}}})
     assert sampler.state_dict() == before
 
 

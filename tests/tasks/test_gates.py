@@ -53,6 +53,11 @@ def test_the_ends_of_the_range_belong_to_it(low: float, high: float, admitted: b
     assert AdvantageRangeGate(low, high).admits(credited([0.1, 0.0, 0.1], [-0.1, 0.1, 0.0])) is admitted
 
 
+def test_a_range_without_zero_judges_the_trained_tokens_alone() -> None:
+    assert not AdvantageRangeGate(0.1, 0.5).admits(credited(0.25, 0.25)), "the advantages of the prompt are 0"
+    assert AdvantageRangeGate(0.1, 0.5).admits(credited(0.25, 0.0))
+
+
 @pytest.mark.parametrize("name", ["ce_weights", "ref_kl_weights"])
 @pytest.mark.parametrize("value", [0.5, -0.5])
 def test_a_group_that_another_loss_component_trains_on_is_let_in(name: str, value: float) -> None:
@@ -88,10 +93,8 @@ def test_tokens_that_are_not_trained_by_the_rl_loss_are_not_judged() -> None:
 def test_a_group_is_let_in_if_the_mean_of_its_rewards_is_in_the_range(rewards: list, admitted: bool) -> None:
     gate = RewardRangeGate(0.2, 0.8)
     assert gate.admits([make_rollout(reward) for reward in rewards]) is admitted
-    failed = make_rollout(1.0)
-    failed.fail(Boundary.ENV, "broken")
+    failed = make_rollout(99.0, failure=Failure(Boundary.GRADER, "LookupError", "broken"))
     assert gate.admits([*(make_rollout(reward) for reward in rewards), failed]) is admitted
-    assert isinstance(failed.failure, Failure)
 
 
 def test_all_gates_are_asked_whatever_the_first_one_says() -> None:

@@ -79,6 +79,17 @@ def test_while_others_come_and_go_those_that_stay_in_a_pool_are_drawn_equally_of
         sampler.update(f"t{2 * (number % n) + 1}", [reward])
 
 
+def test_a_task_that_leaves_a_pool_in_the_middle_of_a_round_is_not_drawn_from_it() -> None:
+    pools = [Pool("hard", 0.5, 1.0), Pool("easy", math.inf, 0.0)]
+    sampler = PoolsSampler([f"t{i}" for i in range(8)], pools, rng_seed=3)
+    first = sampler.sample(1)[0]
+    solved = [f"t{i}" for i in range(8) if f"t{i}" != first][:4]
+    for task in solved:
+        sampler.update(task, [1.0])
+    drawn = sampler.sample(3)
+    assert len({first, *drawn}) == 4 and not set(drawn) & set(solved)
+
+
 def test_orders_differ_between_rounds_and_seeds_and_repeat_with_the_seed() -> None:
     one, same, other = made(20, 1).sample(40), made(20, 1).sample(40), made(20, 2).sample(40)
     assert one == same and one[:20] != one[20:] and one[:20] != other[:20]

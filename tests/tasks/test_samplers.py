@@ -231,6 +231,8 @@ def test_sequential_plays_each_task_under_each_seed_and_counts_them_all_for_the_
     assert sampler.metrics()["groups"] == 4 and tasks == [{"id": "a", "x": 1}, {"y": 2}]
     assert [spec["seed"] for spec in SequentialSampler(tasks, seeds=[7, 0]).sample(6)] == [7, 0, 7, 0, 7, 0]
     assert SequentialSampler(tasks, seeds=[7, 0]).sample(6)[4] == {"id": "a", "x": 1, "seed": 7}
+    with pytest.raises(ValueError, match="'repeat' is False, expected True"):
+        SequentialSampler(tasks, seeds=[7, 0]).load_state_dict(sampler.state_dict())
     with pytest.raises(ValueError, match="'seeds' is"):
         SequentialSampler(tasks).load_state_dict(sampler.state_dict())
 

@@ -95,7 +95,8 @@ class Gateway:
     def name(self, api_key: str, session_id: str) -> None:
         """Let the requests of an open rollout in, too, that come with the shared headers and this session id."""
         with self._lock:
-            self._named[session_id] = self._doors[api_key.partition(".")[0]]
+            if (door := self._doors.get(api_key.partition(".")[0])) is not None:  # else the rollout is over already
+                self._named[session_id] = door
 
     def close(self) -> None:
         """Stop the server. May be called twice."""

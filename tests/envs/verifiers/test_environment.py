@@ -39,7 +39,7 @@ def build() -> Iterator[Build]:
     for env in environments:
         env.close()
         env.close()
-    assert not [thread.name for thread in threading.enumerate() if "verifiers" in thread.name]
+    assert not [thread.name for thread in threading.enumerate() if thread.name == "verifiers toy"]
 
 
 async def play(
@@ -207,6 +207,40 @@ async def test_a_rollout_that_is_late_is_cancelled_and_its_episode_cleans_up(bui
     rollout = await play(build(episode), saying("hello"), deadline_s=0.5)
     assert rollout.failure is not None and rollout.failure.boundary is Boundary.TIMEOUT
     assert is_clean.is_set()
+
+
+async def test_a_cancelled_episode_withdraws_its_request_before_that_is_refused(build: Build) -> None:
+    raised: list[type[BaseException]] = []
+    is_asked = asyncio.Event()
+
+    class Silent:
+        """A session that never answers."""
+
+        async def ask(self, messages: Any, *, tools: Any = ()) -> Any:
+            is_asked.set()
+            await asyncio.Event().wait()
+
+        def fork(self) -> Any:
+            return self
+
+        def restart(self) -> Any:
+            return self
+
+    async def episode(index: int, begin: Callable[[], Ask]) -> Verdict:
+        try:
+            await begin()([user("hi")])
+        except BaseException as error:
+            raised.append(type(error))
+            raise
+        raise AssertionError
+
+    env = build(episode)
+    playing = asyncio.create_task(env.play(env.tasks()[0], Silent()))
+    await is_asked.wait()
+    playing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await playing
+    assert raised == [asyncio.CancelledError]
 
 
 async def test_a_taskset_that_calls_for_the_end_of_the_process_fails_its_own_rollout(build: Build) -> None:
