@@ -17,6 +17,11 @@ from jaxrl.errors import ConfigError
 from jaxrl.evals.scores import flat_scores
 from jaxrl.monitors.jsonl import to_json
 
+_ENV = "env"
+"""Where a file has the environment's settings, among `eval_parameters`."""
+_STANDING = ("env_name", "step", "version")
+"""What a file has among the scores besides them."""
+
 
 @dataclass(frozen=True, slots=True)
 class EvalResult:
@@ -40,14 +45,14 @@ class EvalResult:
         return flat_scores(self.scores)
 
     def to_json(self, path: Path) -> None:
-        """Write everything but the rows; equal results give equal bytes."""
-        value = {
-            "config": self.config.model_dump(mode="json"),
-            "scores": self.scores,
-            "env_name": self.env_name,
-            "step": self.step,
-            "version": self.version,
-        }
+        """Write everything but the rows; equal results give equal bytes.
+
+        OpenEnv's own `EvalResult` reads the file: it has no other fields than that one's, so what we know besides stands in those that
+        may hold anything, the environment's settings under `eval_parameters` and where the policy stood under `scores`.
+        """
+        config = self.config.model_dump(mode="json")
+        config["eval_parameters"][_ENV] = config.pop("env_parameters")
+        value = {"config": config, "scores": {**{name: getattr(self, name) for name in _STANDING}, **self.scores}}
         path.parent.mkdir(parents=True, exist_ok=True)
         new = path.with_name(path.name + ".new")
         text = json.dumps(json.loads(to_json(value)), indent=1, ensure_ascii=True) + "\n"
@@ -65,16 +70,18 @@ class EvalResult:
             value = json.loads(path.read_text(encoding="utf-8"))
             if not isinstance(value, Mapping) or not isinstance(value.get("scores"), dict):
                 raise ValueError("it has no `scores`")
-            config = EvalConfig.model_validate(value.get("config"))
-            version = value.get("version")
+            asked, scores = dict(value["config"]), dict(value["scores"])
+            asked["eval_parameters"] = dict(asked["eval_parameters"])
+            asked["env_parameters"] = asked["eval_parameters"].pop(_ENV, {})
+            env_name, step, version = (scores.pop(name) for name in _STANDING)
             return cls(
-                config=config,
-                env_name=str(value.get("env_name", config.dataset)),
-                step=int(value.get("step", 0)),
+                config=EvalConfig.model_validate(asked),
+                env_name=str(env_name),
+                step=int(step),
                 version=None if version is None else int(version),
-                scores=value["scores"],
+                scores=scores,
             )
         except OSError as error:
             raise ConfigError(f"`{path}` cannot be read ({error}); give the `result.json` of an evaluation") from None
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, KeyError) as error:
             raise ConfigError(f"`{path}` is no result of an evaluation: {error}; give the `result.json` of one") from None
