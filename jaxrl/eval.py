@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 from pydantic import ValidationError
 from rich.console import Console
 
-from jaxrl.config.checkpoints import RunCheckpoint, run_checkpoint
+from jaxrl.config.checkpoints import RunCheckpoint, newest_step_name, run_checkpoint
 from jaxrl.config.env import EnvBase, SamplingConfig, env_name
 from jaxrl.config.eval_command import EvalCommandConfig, config_spec, env_section, env_tables, with_split
 from jaxrl.config.eval_flags import build_eval_parser, parse_eval_flags
@@ -125,14 +125,12 @@ def read_request(flags: argparse.Namespace, overrides: Sequence[str], warn: Warn
     command = load_config_aloud(tables, [*engine_flags, *overrides], warn, EvalCommandConfig)
     label = flags.model or (model.name if isinstance(model, FrozenModelConfig) else flags.checkpoint)
     parameters = _parameters(flags, command, source, label)
-    world = command.env.name or flags.spec.partition(":")[2].removeprefix("http://")
-    slug = re.sub(r"[^\w.@-]+", "-", f"{world}-{Path(label).name if run is None else label}").strip("-.")
     return EvalRequest(
         dataset=flags.spec if of_run is None else f"{flags.spec.partition('#')[0]}#{env_name(of_run)}",
         command=command,
         parameters=parameters,
         model=model,
-        output_dir=flags.output_dir or Path("evals") / slug,
+        output_dir=flags.output_dir or Path("evals") / _folder_name(command.env, flags.spec, model, label),
         run_seed=flags.run_seed,
         concurrency=flags.concurrency,
         should_resume=flags.resume,
@@ -247,6 +245,17 @@ def _parameters(flags: argparse.Namespace, command: EvalCommandConfig, source: E
         )
     except ValidationError as error:
         raise ConfigError("; ".join(f"{_flag_of(e['loc'])}: {_words(e)}".removeprefix(": ") for e in error.errors())) from None
+
+
+def _folder_name(env: EnvBase, spec: str, model: FrozenModelConfig | CheckpointModel, label: str) -> str:
+    """Return a name for the folder of an evaluation: what is played, and who is measured, a run's newest checkpoint with its step."""
+    world = env.name or spec.partition(":")[2].partition("://")[2] or spec.partition(":")[2]
+    who = Path(label).name
+    if isinstance(model, CheckpointModel) and model.checkpoint is not None:
+        step = model.checkpoint.step
+        name = newest_step_name(model.checkpoint.run_dir) if step is None else f"step_{step:06d}"
+        who = f"{model.checkpoint.run_dir.name}-{name}"
+    return re.sub(r"[^\w.@-]+", "-", f"{world}-{who}").strip("-.")
 
 
 def _flag_of(path: tuple[Any, ...]) -> str:

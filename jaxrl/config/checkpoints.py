@@ -51,3 +51,12 @@ def run_checkpoint(path: str) -> RunCheckpoint | None:
             )
         return RunCheckpoint(given, None)
     return None
+
+
+def newest_step_name(run_dir: Path) -> str | None:
+    """Return the name of a run's newest checkpoint, as far as names tell; None without any.
+
+    Whether it is complete is for those who read it to say.
+    """
+    folder = run_dir / CHECKPOINTS
+    return max((path.name for path in folder.iterdir() if _STEP.fullmatch(path.name)), default=None) if folder.is_dir() else None

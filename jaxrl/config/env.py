@@ -438,6 +438,8 @@ class VerifiersEnvConfig(EnvBase):
     """When the harness's requests are refused; what it had done by then is scored."""
     max_sessions: int | None = Field(default=None, ge=1)
     """Rollouts at the same time, others wait for their turn; null plays all that are wanted, which may be many programs."""
+    capacity_deadline_s: float = Field(default=3600.0, gt=0)
+    """How long a rollout waits for its turn; this is no part of its `rollout_deadline_s`."""
     load_deadline_s: float = Field(default=600.0, gt=0)
     """How long the taskset may take to load, whatever it fetches meanwhile."""
 

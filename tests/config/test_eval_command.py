@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxrl.config.checkpoints import RunCheckpoint, run_checkpoint
+from jaxrl.config.checkpoints import RunCheckpoint, newest_step_name, run_checkpoint
 from jaxrl.config.env import OpenEnvConfig, PythonEnvConfig, QuestionsEnvConfig, ReasoningGymEnvConfig, VerifiersEnvConfig
 from jaxrl.config.eval_command import LADDERS, SPEC_KINDS, EvalCommandConfig, env_tables, with_split
 from jaxrl.config.eval_flags import build_eval_parser, parse_eval_flags
@@ -109,6 +109,9 @@ def test_a_checkpoint_is_a_run_one_of_its_steps_or_a_model(tmp_path: Path) -> No
     assert run_checkpoint(str(run)) == run_checkpoint(str(run / "checkpoints")) == RunCheckpoint(run, None)
     assert run_checkpoint(str(run / "checkpoints" / "step_000004")) == RunCheckpoint(run, 4)
     assert run_checkpoint(str(model)) is None and run_checkpoint("org/name") is None
+    (run / "checkpoints" / "step_000012").mkdir()
+    (run / "checkpoints" / "step_000020.orbax-checkpoint-tmp").mkdir()
+    assert (newest_step_name(run), newest_step_name(model)) == ("step_000012", None)
     (model / "config.toml").write_text("")
     assert run_checkpoint(str(model)) is None, "an exported model is a model, whatever lies beside it"
     (tmp_path / "config.toml").write_text("")

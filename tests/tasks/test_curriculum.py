@@ -243,7 +243,9 @@ def test_a_key_of_many_tasks_that_never_gets_a_reward_keeps_its_share_and_is_war
 def test_many_keys_share_metrics_beyond_the_first_32() -> None:
     sampler = CurriculumSampler([{"id": str(n)} for n in range(40)], 8, key="id")
     sampler.update({"id": "39"}, [1.0] * 8, [2.0] * 8)
+    sampler.update({"id": "1"}, [0.0] * 4, [3.0] * 4)
     metrics = sampler.metrics()
+    assert metrics["key/1/episodes"] == 4 and metrics["key/1/cost"] == 12
     assert list(per_key(sampler, "prob")) == [str(n) for n in range(32)]
     assert metrics["others/episodes"] == 8 and metrics["others/cost"] == 16 and "key/0/cost" not in metrics
     assert metrics["others/p_hat"] == pytest.approx((7 * 0.5 + 0.9) / 8)

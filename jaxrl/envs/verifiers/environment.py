@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
@@ -20,6 +20,7 @@ from jaxrl.envs.agent.attending import Unheeded, attended
 from jaxrl.envs.agent.gateway import Gateway
 from jaxrl.envs.agent.talk import Talk
 from jaxrl.envs.base import Demonstration, Outcome, Session, TaskSpec, checked_tasks
+from jaxrl.envs.deadline import waiting_its_turn
 from jaxrl.envs.hooks import told
 from jaxrl.envs.verifiers.loops import LoopThread
 from jaxrl.envs.verifiers.package import load_world
@@ -61,14 +62,27 @@ class VerifiersEnvironment:
       name: name in metrics and logs.
       world: the taskset.
       budget: when the harness's requests are refused.
+      max_sessions: episodes at the same time; None for any number.
+      capacity_deadline_s: how long an episode waits for its turn, in seconds.
       clock: seconds.
     """
 
-    def __init__(self, name: str, world: World, *, budget: BudgetConfig | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        name: str,
+        world: World,
+        *,
+        budget: BudgetConfig | None = None,
+        max_sessions: int | None = None,
+        capacity_deadline_s: float = 3600.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.name = name
         self._world = world
         self._tasks = checked_tasks(name, world.specs)
         self._budget = budget or BudgetConfig()
+        self._room = None if max_sessions is None else asyncio.Semaphore(max_sessions)
+        self._capacity_deadline_s = capacity_deadline_s
         self._clock = clock
         self._gateway = Gateway()
         self._thread = LoopThread(f"verifiers {name}")
@@ -99,13 +113,45 @@ class VerifiersEnvironment:
         talk = Talk(session, self._budget, warn=self._unheeded, clock=self._clock)
         base_url, api_key = self._gateway.open(talk.answer)
         episode = functools.partial(self._episode, spec["index"], base_url, functools.partial(self._gateway.name, api_key))
+        program = self._thread.run(episode) if self._room is None else self._in_turn(episode, self._room)
         try:
-            task = await attended(self._thread.run(episode), talk, name=f"episode of env {self.name!r}", patience_s=PATIENCE_S)
+            task = await attended(program, talk, name=f"episode of env {self.name!r}", patience_s=PATIENCE_S)
         finally:
             self._gateway.shut(api_key)
         if task.cancelled():
             raise EnvError(f"env {self.name!r}: the episode was cancelled by what it awaited itself")
         return outcome_of(task.result(), talk, f"env {self.name!r}")
+
+    async def _in_turn(self, episode: Callable[[], Awaitable[Verdict]], room: asyncio.Semaphore) -> Verdict:
+        """Play an episode when there is room; until then the clock of the rollout stands still."""
+        loop, has_room = asyncio.get_running_loop(), asyncio.Event()
+
+        async def play() -> Verdict:
+            try:
+                async with asyncio.timeout(self._capacity_deadline_s):
+                    await room.acquire()
+            except TimeoutError as error:
+                raise EnvError(
+                    f"env {self.name!r}: it was not this rollout's turn after `capacity_deadline_s`={self._capacity_deadline_s:g} s; raise "
+                    "that, or `max_sessions`"
+                ) from error
+            try:
+                loop.call_soon_threadsafe(has_room.set)
+                return await episode()
+            finally:
+                room.release()
+
+        playing, waiting = asyncio.create_task(self._thread.run(play)), asyncio.create_task(has_room.wait())
+        try:
+            with waiting_its_turn():
+                await asyncio.wait({playing, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            playing.cancel()
+            await asyncio.wait({playing})  # not for long: see `LoopThread.run`
+            raise
+        finally:
+            waiting.cancel()
+        return await playing
 
     # In the thread
 
@@ -165,4 +211,10 @@ def verifiers_environment(config: VerifiersEnvConfig) -> VerifiersEnvironment:
     Raises:
       ConfigError: see `package.load_world`; or two tasks have one key.
     """
-    return VerifiersEnvironment(env_name(config), load_world(config), budget=config.budget)
+    return VerifiersEnvironment(
+        env_name(config),
+        load_world(config),
+        budget=config.budget,
+        max_sessions=config.max_sessions,
+        capacity_deadline_s=config.capacity_deadline_s,
+    )

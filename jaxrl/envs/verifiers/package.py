@@ -6,7 +6,6 @@ is other people's code: whatever it raises is a mistake in the configuration, in
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 import itertools
 import math
@@ -32,13 +31,11 @@ class PackageWorld:
     Args:
       env: verifiers' `Env`.
       tasks: its tasks.
-      max_sessions: episodes at the same time; None for any number.
     """
 
-    def __init__(self, env: Any, tasks: Sequence[Any], max_sessions: int | None = None) -> None:
+    def __init__(self, env: Any, tasks: Sequence[Any]) -> None:
         self._env = env
         self._tasks = tasks
-        self._semaphore = None if max_sessions is None else asyncio.Semaphore(max_sessions)
         self._contexts: dict[str, Any] = {}
         self.specs: Sequence[TaskSpec] = [spec_of(task, index) for index, task in enumerate(tasks)]
 
@@ -50,7 +47,7 @@ class PackageWorld:
         """Play an episode of a task; see `environment.World`."""
         (slot,) = self._env.slots(self._tasks[index], 1)
         context = self._context(base_url, headers)
-        return read_episode(await self._env.run_slot(slot, context, self._semaphore, on_trace=lambda trace: minted(trace.id)))
+        return read_episode(await self._env.run_slot(slot, context, on_trace=lambda trace: minted(trace.id)))
 
     def _context(self, base_url: str, headers: dict[str, str]) -> Any:
         """Return who answers; always the same for one address, since verifiers keeps a client for each that it is given."""
@@ -88,7 +85,7 @@ def load_world(config: VerifiersEnvConfig) -> PackageWorld:
     tasks = _within(lambda: list(itertools.islice(env.taskset, config.num_tasks)), config.load_deadline_s, where)
     if not tasks:
         raise ConfigError(f"{where} has no tasks with these `taskset_args`: {config.taskset_args!r}")
-    return PackageWorld(env, tasks, config.max_sessions)
+    return PackageWorld(env, tasks)
 
 
 def spec_of(task: Any, index: int) -> TaskSpec:

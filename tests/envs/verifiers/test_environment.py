@@ -187,8 +187,7 @@ async def test_an_episode_may_block_and_the_run_goes_on(build: Build) -> None:
         return scored(said)
 
     playing = asyncio.create_task(play(build(episode), saying("hello")))
-    while not is_blocking.is_set():
-        await asyncio.sleep(0.01)
+    await until(is_blocking)
     may_go_on.set()  # never reached if the episode held up this loop
     assert (await playing).reward == 1.0
 
@@ -207,6 +206,50 @@ async def test_a_rollout_that_is_late_is_cancelled_and_its_episode_cleans_up(bui
     rollout = await play(build(episode), saying("hello"), deadline_s=0.5)
     assert rollout.failure is not None and rollout.failure.boundary is Boundary.TIMEOUT
     assert is_clean.is_set()
+
+
+def holding() -> tuple[Episode, threading.Event, threading.Event]:
+    """Return an episode that holds on at task 0, what says that it does, and what lets it end."""
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    async def episode(index: int, begin: Callable[[], Ask]) -> Verdict:
+        said = await begin()([user("hi")])
+        if index == 0:
+            has_begun.set()
+            while not may_end.is_set():
+                await asyncio.sleep(0.01)
+        return scored(said)
+
+    return episode, has_begun, may_end
+
+
+async def until(event: threading.Event) -> None:
+    while not event.is_set():
+        await asyncio.sleep(0.01)
+
+
+async def test_where_room_is_bounded_each_waits_its_turn_and_the_wait_is_no_part_of_its_deadline(build: Build) -> None:
+    episode, has_begun, may_end = holding()
+    env = build(episode, max_sessions=1)
+    first = asyncio.create_task(play(env, saying("hello")))
+    await until(has_begun)
+    second = asyncio.create_task(play(env, saying("hello"), index=1, deadline_s=1.0))
+    await asyncio.sleep(1.2)
+    assert not second.done()
+    may_end.set()
+    assert [(rollout.failure, rollout.reward) for rollout in await asyncio.gather(first, second)] == [(None, 1.0)] * 2
+
+
+async def test_whoever_waits_too_long_for_room_fails_and_gives_up_its_place_in_the_line(build: Build) -> None:
+    episode, has_begun, may_end = holding()
+    env = build(episode, max_sessions=1, capacity_deadline_s=0.3)
+    first = asyncio.create_task(play(env, saying("hello")))
+    await until(has_begun)
+    late = await play(env, saying("hello"), index=1)
+    assert late.failure is not None and "not this rollout's turn after `capacity_deadline_s`=0.3 s" in late.failure.message
+    may_end.set()
+    assert (await first).reward == 1.0
+    assert (await play(env, saying("hello"), index=1)).reward == 1.0
 
 
 async def test_a_cancelled_episode_withdraws_its_request_before_that_is_refused(build: Build) -> None:

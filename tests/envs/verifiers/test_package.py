@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -292,7 +293,7 @@ async def test_a_prompt_that_leaves_no_room_is_a_failure_of_that_name(build: Bui
 
 async def test_sessions_are_bounded_and_all_are_played(build: Build) -> None:
     env = build(max_sessions=1)
-    rollouts = [await play(env, saying("two", "four"), index=index) for index in range(3)]
+    rollouts = await asyncio.gather(*(play(env, saying("two", "four"), index=index) for index in range(3)))
     assert [rollout.reward for rollout in rollouts] == [0.5] * 3
 
 
