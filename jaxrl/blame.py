@@ -68,6 +68,17 @@ def causes_of(error: BaseException) -> list[BaseException]:
     return chain
 
 
+def in_words(error: BaseException) -> str:
+    """Return an exception in words, and where it was raised.
+
+    Example:
+      >>> in_words(ValueError("no tasks"))
+      'ValueError: no tasks'
+    """
+    place = place_of(error)
+    return f"{type(error).__name__}: {error}" + (f" ({place})" if place else "")
+
+
 def place_of(error: BaseException) -> str:
     """Return the file, line and function in which somebody's code raised an exception; empty if it was never raised.
 

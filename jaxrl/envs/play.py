@@ -8,6 +8,7 @@ is never a reward of 0, and nothing here retries.
 from __future__ import annotations
 
 import asyncio
+import copy
 import time
 
 from jaxrl.envs.base import Environment, Outcome, Session
@@ -23,7 +24,7 @@ async def play_rollout(env: Environment, rollout: Rollout, session: Session, dea
     The environment's own clean-up (its `finally` blocks) has run when this returns, whatever happened.
 
     Args:
-      env: the world.
+      env: the world; gets a task spec of its own, so that nothing of one rollout gets into the next.
       rollout: gets the outcome; its nodes come from the session.
       session: the rollout's conversation with the policy.
       deadline_s: a rollout that still runs after this many seconds is cancelled and fails at `timeout`.
@@ -36,7 +37,8 @@ async def play_rollout(env: Environment, rollout: Rollout, session: Session, dea
     try:
         async with deadline:
             with rollout_deadline(deadline):
-                outcome = await env.play(rollout.task.spec, session)
+                # A copy: other rollouts of the task, its sampler and the logs go on with the spec as it was drawn.
+                outcome = await env.play(copy.deepcopy(rollout.task.spec), session)
         if deadline.expired():  # the environment swallowed the cancellation
             raise TimeoutError
         _write(outcome, rollout)

@@ -20,11 +20,13 @@ from jaxrl.errors import ConfigError, RunFailedError
 from jaxrl.evals.episodes import is_worth_replaying
 from jaxrl.evals.plan import first_difference
 from jaxrl.monitors.folder import only_writer
-from jaxrl.monitors.jsonl import read_lines, to_json
+from jaxrl.monitors.jsonl import object_to_json, read_lines
 
 logger = logging.getLogger(__name__)
 
 PLAN, EPISODES, PARTIAL, TIMINGS, RESULT = "plan.json", "episodes.jsonl", "episodes.partial.jsonl", "timings.jsonl", "result.json"
+_NEEDED = {"episode_id", "task_id", "sample", "status", "error", "reward", "completion_tokens", "is_truncated", "version", "token_versions"}
+"""What a row must have to be taken over: scores are computed of these."""
 
 
 class EpisodeBook:
@@ -110,6 +112,7 @@ class EpisodeBook:
                 for file in self._files.values():
                     file.flush()
             except OSError as error:
+                self._let_go()  # what is half written stays last, so that it can be told from a damaged line
                 raise RunFailedError(
                     f"`{self._directory}` cannot be written any more ({error}); the episodes written so far are kept: make room, and start "
                     "the same evaluation again to go on"
@@ -122,20 +125,28 @@ class EpisodeBook:
         except RunFailedError as error:
             logger.warning("%s", error)
         with self._lock, self._open:
-            files, self._files = self._files, {}
-            for file in files.values():
-                with contextlib.suppress(OSError):
-                    file.close()
-            if files and self._directory is not None and self._num_written == len(self._rows):
+            is_whole = bool(self._files) and self._num_written == len(self._rows)
+            if self._let_go() and is_whole and self._directory is not None:
                 (self._directory / PARTIAL).unlink(missing_ok=True)
 
+    def _let_go(self) -> bool:
+        """Close the files, and write nothing more; say whether all of them could be closed."""
+        files, self._files = self._files, {}
+        is_closed = True
+        for file in files.values():
+            try:
+                file.close()
+            except OSError:
+                is_closed = False
+        return is_closed
+
     def _write(self, position: int, row: dict[str, Any], timing: Mapping[str, Any]) -> None:
-        self._files[TIMINGS].write(to_json(timing) + "\n")
+        self._files[TIMINGS].write(object_to_json(timing) + "\n")
         self._early[position] = row
         if position != self._num_written:
-            self._files[PARTIAL].write(to_json(row) + "\n")
+            self._files[PARTIAL].write(object_to_json(row) + "\n")
         while self._num_written in self._early:
-            self._files[EPISODES].write(to_json(self._early.pop(self._num_written)) + "\n")
+            self._files[EPISODES].write(object_to_json(self._early.pop(self._num_written)) + "\n")
             self._num_written += 1
 
     def _require_same(self, directory: Path, record: Mapping[str, Any]) -> None:
@@ -169,7 +180,7 @@ class EpisodeBook:
             except ValueError as error:
                 raise ConfigError(f"{error}; mend the line or begin anew with `resume=False` (`--no-resume`)") from None
             for number, row in enumerate(found, start=1):
-                position = self._positions.get(row.get("episode_id", "")) if isinstance(row, dict) else None
+                position = self._positions.get(row["episode_id"]) if _is_row(row) else None
                 if position is None:
                     raise ConfigError(
                         f"`{path}`, line {number}: not an episode of this evaluation; mend the line or begin anew with `resume=False` "
@@ -195,8 +206,10 @@ class EpisodeBook:
         if self.missing():
             (directory / RESULT).unlink(missing_ok=True)
         self._early = {place: row for place, row in enumerate(self._rows) if place > self._num_written and row is not None}
-        _replace(directory / PARTIAL, (to_json(row) + "\n" for row in self._early.values()))
-        _replace(directory / EPISODES, (to_json(row) + "\n" for row in self._rows[: self._num_written]))
+        _replace(directory / PARTIAL, (object_to_json(row) + "\n" for row in self._early.values()))
+        _replace(directory / EPISODES, (object_to_json(row) + "\n" for row in self._rows[: self._num_written]))
+        with contextlib.suppress(ValueError):  # a damaged line of it is nobody's loss; a torn one would spoil the next
+            _replace(directory / TIMINGS, [object_to_json(timing) + "\n" for timing in read_lines(directory / TIMINGS)])
         for name in (EPISODES, PARTIAL, TIMINGS):
             self._files[name] = (directory / name).open("a", encoding="utf-8", errors="backslashreplace", newline="\n")
 
@@ -211,6 +224,14 @@ def read_episodes(directory: Path) -> list[dict[str, Any]]:
         return read_lines(directory / EPISODES)
     except ValueError as error:
         raise ConfigError(str(error)) from None
+
+
+def _is_row(row: Any) -> bool:
+    """Say whether a line that was read is a whole row."""
+    if not isinstance(row, Mapping) or not set(row) >= _NEEDED:
+        return False
+    error = row["error"]
+    return isinstance(row["episode_id"], str) and (error is None or (isinstance(error, Mapping) and {"stage", "type"} <= set(error)))
 
 
 def _set_aside(directory: Path) -> None:

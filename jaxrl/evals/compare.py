@@ -143,9 +143,12 @@ def mcnemar_p_value(num_fixed: int, num_regressed: int) -> float:
       (1.0, 1.0, 0.03125, 0.2890625)
     """
     num_changed, fewer = num_fixed + num_regressed, min(num_fixed, num_regressed)
-    # As integers: a float of 2^n overflows from a thousand changes on.
-    num_as_unequal = 2 * sum(math.comb(num_changed, k) for k in range(fewer + 1))
-    return min(1.0, num_as_unequal / 2**num_changed)
+    # As integers: a float of 2^n overflows from a thousand changes on. Each C(n, k) comes of the one before it, for the sake of large n.
+    of_k, num_as_unequal = 1, 0
+    for k in range(fewer + 1):
+        num_as_unequal += of_k
+        of_k = of_k * (num_changed - k) // (k + 1)
+    return min(1.0, 2 * num_as_unequal / 2**num_changed)
 
 
 def comparison_lines(comparison: Comparison, *, max_listed: int = MAX_LISTED) -> list[str]:
@@ -191,7 +194,7 @@ def _success_shares(result: Measured | Mapping[str, Any], which: str) -> dict[st
     """Return the share of successes of each task among its scored episodes; None without any."""
     scores = result if isinstance(result, Mapping) else result.scores
     per_task = scores.get("per_task")
-    if not isinstance(per_task, Mapping):
+    if not isinstance(per_task, Mapping) or not all(isinstance(entry, Mapping) for entry in per_task.values()):
         raise ConfigError(f"{which} has no scores by task (`per_task`), so nothing can be compared; score its rows again (`score_rows`)")
     return {str(task): entry.get("success_rate") for task, entry in per_task.items()}
 

@@ -6,6 +6,7 @@ in place of an error. It plays nothing and writes no file.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -114,5 +115,7 @@ def _num_completion_tokens(rollout: Rollout) -> int | None:
 
 
 def _plain(value: Any) -> Any:
-    """Return a number or a text of a task's spec as JSON has it; anything else as text."""
+    """Return a number or a text of a task's spec as JSON has it, so that a row is the same when it is read again; anything else as text."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
     return value if value is None or isinstance(value, str | int | float | bool) else str(value)

@@ -15,7 +15,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from jaxrl.blame import place_of
+from jaxrl.blame import in_words
 from jaxrl.config.env import SamplingConfig
 from jaxrl.config.turns import History
 from jaxrl.envs.session import eval_seed_scope
@@ -278,8 +278,7 @@ def _checked(answer: Any, name: str, count_tokens: Callable[[str], int] | None) 
 def _failure(name: str, error: Exception) -> EngineError:
     if isinstance(error, EngineError):
         return EngineError(f"{name}: {error}")
-    place = place_of(error)
-    return EngineError(f"{name} raised {type(error).__name__}: {error}" + (f" ({place})" if place else ""))
+    return EngineError(f"{name} raised {in_words(error)}")
 
 
 def _name_of(function: Callable[..., Any]) -> str:

@@ -16,14 +16,14 @@ from jaxrl.config.evals import EvalConfig
 from jaxrl.config.turns import History
 from jaxrl.envs.base import Environment
 from jaxrl.envs.play import play_rollout
-from jaxrl.errors import ConfigError, EndpointDownError
+from jaxrl.errors import ConfigError, EndpointDownError, RunFailedError
 from jaxrl.evals.book import RESULT, EpisodeBook
 from jaxrl.evals.demonstrations import DemonstrationScore, DemonstrationScorer
 from jaxrl.evals.episodes import demonstration_columns, episode_row, is_policy_failure, timing_row
 from jaxrl.evals.observation import VOLATILE_KEYS, FirstObservation, WatchedSession
 from jaxrl.evals.plan import PlannedEpisode, plan_episodes, plan_record
 from jaxrl.evals.policy import EvalPolicy
-from jaxrl.evals.probes import PROBE_DEADLINE_S, Probe, is_reproducible, probe_environment, probe_policy
+from jaxrl.evals.probes import PROBE_DEADLINE_S, Probe, probe_environment, probe_policy, probe_scores
 from jaxrl.evals.result import EvalResult
 from jaxrl.evals.scores import score_rows
 from jaxrl.types import Rollout
@@ -116,10 +116,10 @@ class EnvEvalHarness:
         rows = book.rows()
         scores = score_rows(rows, config.eval_parameters.success_threshold)
         if self._should_probe or self._should_probe_policy:
-            scores |= {"reproducible": is_reproducible(probes), "probes": [probe.record() for probe in probes]}
+            scores |= probe_scores(probes)
         result = EvalResult(config, self._env.name, step, version, scores, rows)
         if self._output_dir is not None:
-            await asyncio.to_thread(result.to_json, self._output_dir / RESULT)
+            await asyncio.to_thread(_write_result, result, self._output_dir / RESULT)
         return result
 
     def run_from_config(self, config: EvalConfig, *, step: int = 0, resume: bool = True) -> EvalResult:
@@ -229,6 +229,15 @@ class _Outage:
                 f"ends here; the first one: {self._first}. Rows so far are kept where a folder was given: start the same evaluation again "
                 "once the policy answers"
             )
+
+
+def _write_result(result: EvalResult, path: Path) -> None:
+    try:
+        result.to_json(path)
+    except OSError as error:
+        raise RunFailedError(
+            f"`{path}` cannot be written ({error}); all episodes are kept: make room, and start the same evaluation again"
+        ) from error
 
 
 def _require_version(book: EpisodeBook, version: int | None) -> None:

@@ -5,6 +5,7 @@ In: a session, or the messages of a first question. Out: the same session, watch
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -31,7 +32,8 @@ class FirstObservation:
     def note(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> None:
         """Keep a question if it is the first one."""
         if self.shown is None:
-            self.shown = {"messages": [dict(message) for message in messages]} | ({"tools": list(tools)} if tools else {})
+            # As it was when it was asked: an environment may go on writing into its lists.
+            self.shown = copy.deepcopy({"messages": [dict(message) for message in messages]} | ({"tools": list(tools)} if tools else {}))
 
 
 class WatchedSession:

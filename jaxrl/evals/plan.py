@@ -86,7 +86,11 @@ def plan_episodes(env: Environment, parameters: EvalParameters) -> list[PlannedE
 def plan_record(
     config: EvalConfig, plan: Sequence[PlannedEpisode], *, step: int, history: History, has_demonstrations: bool
 ) -> dict[str, Any]:
-    """Return what two evaluations must share for the rows of one to be rows of the other; a JSON object with its own hash."""
+    """Return what two evaluations must share for the rows of one to be rows of the other; a JSON object with its own hash.
+
+    Raises:
+      ConfigError: a task is no JSON value.
+    """
     record: dict[str, Any] = {
         "config": config.model_dump(mode="json"),
         "env_name": plan[0].task.env_name,
@@ -94,9 +98,16 @@ def plan_record(
         "history": history,
         "demonstration_nll": has_demonstrations,
         "num_planned": len(plan),
-        "tasks_sha": fingerprint([episode.task.spec for episode in plan if episode.sample == 0]),
+        "tasks_sha": _fingerprint([episode.task for episode in plan if episode.sample == 0]),
     }
     return record | {"sha": sha_of(record)}
+
+
+def _fingerprint(tasks: Sequence[Task]) -> str:
+    try:
+        return fingerprint([task.spec for task in tasks], allow_nan=True)
+    except ValueError as error:
+        raise ConfigError(f"env {tasks[0].env_name!r}: {error}") from error
 
 
 def first_difference(before: Any, after: Any) -> str | None:

@@ -143,6 +143,16 @@ def is_reproducible(probes: Sequence[Probe]) -> bool | None:
     return None if None in answers or not answers else True
 
 
+def probe_scores(probes: Sequence[Probe]) -> dict[str, Any]:
+    """Return what joins the scores of an evaluation: `reproducible` and, where it was asked, `different_tasks`, with the `probes`.
+
+    Either is None if it could not be told.
+    """
+    told: dict[str, Any] = {"reproducible": is_reproducible(probes)}
+    told |= {probe.kind: probe.is_passed for probe in probes if probe.kind == "different_tasks"}
+    return told | {"probes": [probe.record() for probe in probes]}
+
+
 def spread_tasks(plan: Sequence[PlannedEpisode]) -> list[PlannedEpisode]:
     """Return the first episode of a few tasks, the first and the last task among them."""
     firsts = list({episode.task.id: episode for episode in reversed(plan)}.values())[::-1]

@@ -90,6 +90,8 @@ class EvalSchedule:
         self._on_error = on_error
         self._counters = counters
         self._measured: set[int] = set()
+        self._measuring: set[int] = set()
+        """Steps that are being measured: whoever asks again meanwhile measures nothing."""
 
     @property
     def measured_steps(self) -> list[int]:
@@ -100,7 +102,7 @@ class EvalSchedule:
         """Say whether `maybe_run(step)` would measure."""
         step = _checked(step)
         is_nth = step % self._every_n_steps == 0
-        return is_nth and step not in self._measured and (step > 0 or self._run_at_start)
+        return is_nth and self._is_open(step) and (step > 0 or self._run_at_start)
 
     def maybe_run(self, step: int) -> EvalResult | None:
         """Measure if it is due: at step 0 and at each n-th step, each of them once.
@@ -129,11 +131,11 @@ class EvalSchedule:
         Args:
           step: steps that are done.
         """
-        return None if _checked(step) in self._measured else self._now(step)
+        return self._now(step) if self._is_open(_checked(step)) else None
 
     async def final_async(self, step: int) -> EvalResult | None:
         """Measure the policy that training ends with, as `final` does, within a coroutine."""
-        return None if _checked(step) in self._measured else await self._measure(step)
+        return await self._measure(step) if self._is_open(_checked(step)) else None
 
     def state_dict(self) -> dict[str, Any]:
         """Return a JSON value from which `load_state_dict` restores which steps were measured."""
@@ -149,6 +151,9 @@ class EvalSchedule:
         if not isinstance(steps, list) or not all(type(step) is int and step >= 0 for step in steps):
             raise ValueError(f"the state of an EvalSchedule is a dict whose `measured_steps` is a list of integers >= 0, got {state!r}")
         self._measured = set(steps)
+
+    def _is_open(self, step: int) -> bool:
+        return step not in self._measured and step not in self._measuring
 
     def _now(self, step: int) -> EvalResult | None:
         counters = self._read_counters()
@@ -172,6 +177,7 @@ class EvalSchedule:
         return {} if self._counters is None else dict(self._counters())
 
     async def _play(self, step: int) -> EvalResult | None:
+        self._measuring.add(step)
         try:
             # Not resumed: the rows that are there may be of another policy that was at this step.
             result = await self._harness.run(self._config, step=step, resume=False)
@@ -180,6 +186,8 @@ class EvalSchedule:
                 raise
             logger.exception("the evaluation of %r after step %d failed, training goes on", self._config.dataset, step)
             return None
+        finally:
+            self._measuring.discard(step)
         self._measured.add(step)
         return result
 

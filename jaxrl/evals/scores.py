@@ -7,6 +7,7 @@ answer; a score of nothing is absent.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -17,6 +18,13 @@ Row = Mapping[str, Any]
 
 _FAMILIES = ("pass@k", "pass^k", "n_excluded@k")
 _NOT_FLAT = ("per_task", "probes", "metrics")
+_OWN = frozenset(
+    "n_planned n_scored n_error n_unscored n_other_version success_rate success_rate_se success_rate_strict mean_reward error_rate "
+    "mean_completion_tokens mean_num_turns truncated_frac demonstration_nll n_demonstrations reproducible different_tasks "
+    "policy_version training_episodes training_cost".split()
+)
+"""Names that a number of an environment's never takes, whether there is such a score this time or not; those of training included."""
+_OWN_BEGINNINGS = (*(name[:-1] for name in _FAMILIES), "by_difficulty/", "by_group/")
 
 
 def score_rows(rows: Sequence[Row], success_threshold: float) -> dict[str, Any]:
@@ -39,7 +47,7 @@ def score_rows(rows: Sequence[Row], success_threshold: float) -> dict[str, Any]:
       and `n_demonstrations`.
       With several samples of a question (one task and seed), by k: `pass@k`, that one of k is a success, `pass^k`, that all k are, each
       without bias and averaged over the questions with k scored samples, and `n_excluded@k`, how many questions have fewer.
-      `by_difficulty` and `by_group`: `n`, `n_scored`, `success_rate` and `mean_reward` of each kind of task.
+      `by_difficulty` and `by_group`: `n`, `n_scored`, `success_rate`, `success_rate_se` and `mean_reward` of each kind of task.
       `metrics`: the mean of each number that the environment reports, over the episodes that did not fail and have it.
       `prompt_sha`: the hash of the first prompt that there was.
       `per_task`: by id, its `outcome` (`pass` and `fail` if all its scored episodes were, `mixed`, or `error` if none was scored), its
@@ -83,7 +91,7 @@ def flat_scores(scores: Mapping[str, Any]) -> dict[str, float]:
     reported = scores.get("metrics")
     flat = {name: float(value) for name, value in reported.items()} if isinstance(reported, Mapping) else {}
     own = dict(_numbers({name: value for name, value in scores.items() if name not in _NOT_FLAT}))
-    return {name: value for name, value in flat.items() if name not in own} | own
+    return {name: value for name, value in flat.items() if name not in _OWN and not name.startswith(_OWN_BEGINNINGS)} | own
 
 
 def pass_at_k(num_samples: int, num_successes: int, k: int) -> float:
@@ -122,18 +130,24 @@ def _counts(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def _rates(rows: Sequence[Row], threshold: float) -> dict[str, Any]:
-    scored = [row for row in rows if row["status"] == "ok"]
-    rates: dict[str, Any] = {}
-    if scored:
-        successes = [_is_success(row, threshold) for row in scored]
-        per_task = [_mean([_is_success(row, threshold) for row in of_task]) for of_task in _by(scored, _task_of).values()]
-        rates["success_rate"] = _mean(successes)
-        rates["success_rate_se"] = float(np.std(per_task)) / math.sqrt(len(per_task))
-        rates["mean_reward"] = _mean([row["reward"] for row in scored])
+    rates = _scored_rates(rows, threshold)
     if rows:
         rates["success_rate_strict"] = _mean([row["status"] == "ok" and _is_success(row, threshold) for row in rows])
         rates["error_rate"] = _mean([row["status"] == "error" for row in rows])
     return rates
+
+
+def _scored_rates(rows: Sequence[Row], threshold: float) -> dict[str, Any]:
+    """Return what is computed over the scored rows; nothing without any."""
+    scored = [row for row in rows if row["status"] == "ok"]
+    if not scored:
+        return {}
+    per_task = [_mean([_is_success(row, threshold) for row in of_task]) for of_task in _by(scored, _task_of).values()]
+    return {
+        "success_rate": _mean([_is_success(row, threshold) for row in scored]),
+        "success_rate_se": float(np.std(per_task)) / math.sqrt(len(per_task)),
+        "mean_reward": _mean([row["reward"] for row in scored]),
+    }
 
 
 def _pass_scores(rows: Sequence[Row], threshold: float) -> dict[str, Any]:
@@ -164,12 +178,8 @@ def _demonstrations(rows: Sequence[Row]) -> dict[str, Any]:
 
 def _kind(rows: Sequence[Row], threshold: float) -> dict[str, Any]:
     """Return the scores of the tasks of one difficulty or group."""
-    scored = [row for row in rows if row["status"] == "ok"]
-    scores: dict[str, Any] = {"n": len(rows), "n_scored": len(scored)}
-    if scored:
-        scores["success_rate"] = _mean([_is_success(row, threshold) for row in scored])
-        scores["mean_reward"] = _mean([row["reward"] for row in scored])
-    return scores
+    num_scored = sum(row["status"] == "ok" for row in rows)
+    return {"n": len(rows), "n_scored": num_scored, **_scored_rates(rows, threshold)}
 
 
 def _task(rows: Sequence[Row], threshold: float) -> dict[str, Any]:
@@ -217,10 +227,10 @@ def _label(value: Any) -> str | None:
 
 def _in_order(label: str) -> tuple[int, float, str]:
     """Return what labels are sorted by: numbers by their size, before words."""
-    try:
-        return 0, float(label), label
-    except ValueError:
-        return 1, 0.0, label
+    with contextlib.suppress(ValueError):
+        if math.isfinite(number := float(label)):  # a group may be called "nan", which is less than nothing and no less
+            return 0, number, label
+    return 1, 0.0, label
 
 
 def _numbers(scores: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, float]]:

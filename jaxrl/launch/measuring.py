@@ -92,7 +92,9 @@ class Measuring:
             with failing_in(f"environment {harness.env_name!r}"):
                 result = await harness.run(asked, step=step)
             _warn_of_missing(result)
-            scores = result.flat_scores() | {"policy_version": float(version), **spent}
+            # A hold that ran past its deadline lets a newer version in, which is what the next environment is then measured with.
+            measured = version if result.version is None else result.version
+            scores = result.flat_scores() | {"policy_version": float(measured), **spent}
             await asyncio.to_thread(self._monitors.log_eval, step, result.env_name, scores, result.rows, result.to_json)
             logger.info("evaluation of %r at step %d: %s", result.env_name, step, scores)
 

@@ -145,7 +145,7 @@ def _kinds_table(name: str, kinds: Mapping[str, Mapping[str, Any]]) -> Table:
     for column in ("success", "mean reward", "episodes", "scored"):
         table.add_column(column, justify="right")
     for kind, of_kind in list(kinds.items())[:_MAX_KINDS]:
-        success = _percent(of_kind["success_rate"]) if "success_rate" in of_kind else "-"
+        success = f"{_percent(of_kind['success_rate'])} ± {_percent(of_kind['success_rate_se'])}" if "success_rate" in of_kind else "-"
         reward = f"{of_kind['mean_reward']:.3f}" if "mean_reward" in of_kind else "-"
         table.add_row(kind, success, reward, str(of_kind["n"]), str(of_kind["n_scored"]))
     if len(kinds) > _MAX_KINDS:
@@ -189,8 +189,7 @@ def draw_success_by_difficulty(scores: Mapping[str, Any], path: Path, title: str
 
     from jaxrl.monitors.plot import CURVE, FAINT, INK
 
-    rates = [kind["success_rate"] for kind in kinds.values()]
-    spreads = [(rate * (1 - rate) / kind["n_scored"]) ** 0.5 for rate, kind in zip(rates, kinds.values(), strict=True)]
+    rates, spreads = ([kind[key] for kind in kinds.values()] for key in ("success_rate", "success_rate_se"))
     figure = Figure(figsize=(8.0, 4.0), dpi=160, facecolor="white", layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()

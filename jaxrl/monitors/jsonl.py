@@ -34,12 +34,29 @@ def to_json(value: Any) -> str:
     return json.dumps(_plain(value), ensure_ascii=False, allow_nan=False).translate(_LINE_ENDS)
 
 
-def append_lines(path: Path, values: Iterable[Any]) -> None:
-    """Append one line of JSON per value, making the folder if needed."""
+def object_to_json(value: Mapping[str, Any]) -> str:
+    """Return one line of JSON, as `to_json` does; a value that cannot be written in any way costs its own key and no other.
+
+    Lists can be nested more deeply than can be written, and a policy may say such.
+
+    Example:
+      >>> inside_itself = []
+      >>> inside_itself.append(inside_itself)
+      >>> object_to_json({"reward": 1.0, "said": inside_itself})
+      '{"reward": 1.0, "said": "cannot be written: RecursionError"}'
+    """
+    try:
+        return to_json(value)
+    except Exception:
+        return to_json({str(key): _writable(part) for key, part in value.items()})
+
+
+def append_lines(path: Path, values: Iterable[Mapping[str, Any]]) -> None:
+    """Append one line of JSON per object (`object_to_json`), making the folder if needed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     # Lone surrogates, which UTF-8 cannot hold, become JSON's own escapes.
     with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
-        file.writelines(to_json(value) + "\n" for value in values)
+        file.writelines(object_to_json(value) + "\n" for value in values)
 
 
 def append_compact_lines(path: Path, values: Iterable[Mapping[str, Any]]) -> None:
@@ -53,7 +70,7 @@ def append_compact_lines(path: Path, values: Iterable[Mapping[str, Any]]) -> Non
             try:
                 line = msgspec.json.encode(value).decode().translate(_LINE_ENDS)
             except Exception:  # a lone surrogate, or what is no JSON value
-                line = to_json({key: _writable(part) for key, part in value.items()})
+                line = object_to_json(value)
             file.write(line + "\n")
 
 
@@ -159,12 +176,13 @@ class MetricsFile:
     def _rewrite(self, rows: list[dict[str, Any]]) -> None:
         """Replace the file in one move, so that a crash leaves the old or the new rows."""
         new = _beside(self._path)
-        new.write_text("".join(to_json(row) + "\n" for row in rows), encoding="utf-8")
+        new.write_text("".join(to_json(row) + "\n" for row in rows), encoding="utf-8", errors="backslashreplace")
         # Only now: a disk that is full must not leave a closed file, which would refuse every later row.
         if self._file is not None:
             self._file.close()
         os.replace(new, self._path)
-        self._file = self._path.open("a", encoding="utf-8", buffering=1)
+        # A name may hold what UTF-8 cannot, as that of a kind of tasks does which a file of tasks has so.
+        self._file = self._path.open("a", encoding="utf-8", errors="backslashreplace", buffering=1)
 
 
 def _writable(value: Any) -> Any:
@@ -172,7 +190,7 @@ def _writable(value: Any) -> Any:
     try:
         to_json(value)
     except Exception as error:
-        return f"cannot be written: {type(error).__name__}: {error}"[:200]
+        return f"cannot be written: {type(error).__name__}"
     return value
 
 

@@ -133,8 +133,8 @@ MEANINGS: dict[str, str] = {
     "eval/<env>/training_episodes": "rollouts that training had played by the step, over all its environments: the sum of "
     "`tasks/<env>/episodes`",
     "eval/<env>/training_cost": "what those rollouts cost, the sum of `tasks/<env>/cost`; absent if environments count in different units",
-    "eval/<env>/reproducible": "1 if the environment began alike where it should and differently where it should when it was probed, 0 if "
-    "not; absent if that could not be told",
+    "eval/<env>/reproducible": "1 if tasks that were begun twice began alike both times, 0 if one did not; absent if that could not be "
+    "told",
     "eval/<env>/<metric>": "mean of a number that the environment or the session reports of a rollout, such as `tools/calls`, over the "
     "rollouts of the evaluation that have it and did not fail",
 }

@@ -44,7 +44,8 @@ class RunState:
 def encode_state(state: RunState) -> bytes:
     """Return the state as JSON bytes."""
     values = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
-    return json.dumps({"format": FORMAT, **values}, ensure_ascii=False, allow_nan=False).encode()
+    # A task may hold half a surrogate pair, which UTF-8 has no bytes for; `json.loads` takes these.
+    return json.dumps({"format": FORMAT, **values}, ensure_ascii=False, allow_nan=False).encode(errors="surrogatepass")
 
 
 def decode_state(data: bytes) -> RunState:

@@ -14,6 +14,7 @@ import numpy as np
 
 from jaxrl.orchestrator.sampler import TrainEnv
 from jaxrl.orchestrator.tasking import draw_task, sampler_state
+from jaxrl.tasks.randomness import share_at
 
 
 class Draw(NamedTuple):
@@ -47,9 +48,7 @@ def pick_index(ratios: Sequence[float], seed: int, num_draws: int) -> int:
       >>> 0.7 < picks.count(0) / 400 < 0.8
       True
     """
-    bounds = np.cumsum(np.asarray(ratios, np.float64))
-    point = np.random.default_rng(np.random.SeedSequence([seed, num_draws])).random() * bounds[-1]
-    return min(int(np.searchsorted(bounds, point, side="right")), len(ratios) - 1)
+    return share_at(ratios, np.random.default_rng(np.random.SeedSequence([seed, num_draws])).random())
 
 
 class DrawSource:

@@ -12,10 +12,10 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from jaxrl.blame import blame, place_of
+from jaxrl.blame import blame, in_words
 from jaxrl.errors import RunFailedError
 from jaxrl.orchestrator.sampler import TrainEnv
-from jaxrl.tasks import TaskSampler, TaskSpec, ask_gates
+from jaxrl.tasks import TaskSampler, TaskSpec
 from jaxrl.types import Rollout
 
 logger = logging.getLogger(__name__)
@@ -101,7 +101,9 @@ def check_state_is_json(env_name: str, tasks: TaskSampler) -> None:
 
 
 def ask(env: TrainEnv, rollouts: Sequence[Rollout]) -> dict[str, bool]:
-    """Ask every gate of an environment whether it lets a group into a batch; all of them are asked, whatever the first one says.
+    """Ask every gate of an environment whether it lets a group into a batch.
+
+    All of them are asked, whatever the first one says, so that each one's share of admitted groups means something.
 
     Args:
       env: the environment.
@@ -116,12 +118,12 @@ def ask(env: TrainEnv, rollouts: Sequence[Rollout]) -> dict[str, bool]:
     answers: dict[str, bool] = {}
     for gate in env.gates:
         try:
-            answers |= ask_gates([gate], rollouts)
+            answers[gate.name] = gate.admits(rollouts)
         except Exception as error:
             raise _failed(
                 f"gate {gate.name!r} of environment {env.name!r}",
                 f"gate {gate.name!r} of environment {env.name!r} failed on group {rollouts[0].group_id!r} (task {rollouts[0].task.id!r}): "
-                f"{_in_words(error)}; mend it, or leave it out of the environment's `tasks.gates`",
+                f"{in_words(error)}; mend it, or leave it out of the environment's `tasks.gates`",
             ) from error
     return answers
 
@@ -167,7 +169,7 @@ def _asked(env_name: str, when: str, question: Callable[[], Answer]) -> Answer:
     except Exception as error:
         raise _failed(
             _sampler_of(env_name),
-            f"the task sampler of environment {env_name!r} failed when {when}: {_in_words(error)}; mend it, or choose another "
+            f"the task sampler of environment {env_name!r} failed when {when}: {in_words(error)}; mend it, or choose another "
             "`type` in the environment's `tasks`",
         ) from error
 
@@ -178,11 +180,6 @@ def _failed(component: str, message: str) -> RunFailedError:
 
 def _sampler_of(env_name: str) -> str:
     return f"task sampler of environment {env_name!r}"
-
-
-def _in_words(error: Exception) -> str:
-    place = place_of(error)
-    return f"{type(error).__name__}: {error}" + (f" ({place})" if place else "")
 
 
 def _listed(metrics: Mapping[str, float]) -> str:

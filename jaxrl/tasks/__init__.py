@@ -4,7 +4,7 @@ from jaxrl.tasks.base import TaskSampler, TaskSpec
 from jaxrl.tasks.build import build_task_sampler
 from jaxrl.tasks.curriculum import CurriculumSampler
 from jaxrl.tasks.finite import FiniteSampler, ScoredGroup
-from jaxrl.tasks.gates import Gate, ask_gates, build_gates
+from jaxrl.tasks.gates import Gate, build_gates
 from jaxrl.tasks.identity import task_id, task_of
 from jaxrl.tasks.pools import Pool, PoolsSampler
 from jaxrl.tasks.sequential import SequentialSampler
@@ -22,7 +22,6 @@ __all__ = [
     "TaskSampler",
     "TaskSpec",
     "UniformSampler",
-    "ask_gates",
     "build_gates",
     "build_task_sampler",
     "signal_of",

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from jaxrl.tasks.identity import checked_count, checked_number
+from jaxrl.tasks.saved import checked_count, checked_number
 
 
 @dataclass(slots=True)
@@ -49,7 +49,7 @@ class GroupCounters:
         scored = [float(reward) for reward in rewards if reward is not None and not math.isnan(reward)]
         if any(math.isinf(reward) for reward in scored):
             raise ValueError(f"`rewards` must be finite, None or NaN, got {list(rewards)!r}")
-        has_costs = costs is not None
+        has_costs, total = costs is not None, self.cost
         if self.groups and has_costs != (self.cost is not None):
             raise ValueError(f"costs are reported for every group or for none: the groups before had {'none' if has_costs else 'costs'}")
         if costs is not None:
@@ -57,14 +57,19 @@ class GroupCounters:
                 raise ValueError(f"expected one cost per rollout ({len(rewards)}), got {len(costs)}")
             if not all(math.isfinite(cost) and cost >= 0 for cost in costs):
                 raise ValueError(f"`costs` must be finite and not negative, got {list(costs)!r}")
+            try:
+                total = (self.cost or 0.0) + math.fsum(costs)
+            except OverflowError:
+                total = math.inf
+            if math.isinf(total):
+                raise ValueError(f"the sum of all costs has become infinite with {list(costs)!r}")
         self.groups += 1
         self.signal_groups += len(scored) >= 2 and max(scored) > min(scored)
         self.unscored_groups += not scored
         self.episodes += len(rewards)
         self.scored_episodes += len(scored)
         self.missing_rewards += len(rewards) - len(scored)
-        if costs is not None:
-            self.cost = (self.cost or 0.0) + math.fsum(costs)
+        self.cost = total
         return scored
 
     def metrics(self) -> dict[str, float]:

@@ -10,16 +10,17 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 import numpy as np
 
 from jaxrl.tasks.base import TaskSpec
 from jaxrl.tasks.finite import FiniteSampler, ScoredGroup
-from jaxrl.tasks.identity import checked_count, checked_number, fingerprint
+from jaxrl.tasks.identity import fingerprint
 from jaxrl.tasks.keys import KeyFunction, KeyName, keys_of
 from jaxrl.tasks.randomness import checked_seed, order_of, pick_weighted
+from jaxrl.tasks.saved import checked_count, checked_number, damaged
 from jaxrl.tasks.signal import signal_of, success_rate, varied_share
 
 logger = logging.getLogger(__name__)
@@ -71,8 +72,8 @@ class KeyStats:
     @classmethod
     def from_state(cls, key: str, state: Any) -> KeyStats:
         """Return what a saved state remembers of a key; raises ValueError if it is damaged."""
-        if not isinstance(state, Mapping) or set(state) != {field.name for field in fields(cls)}:
-            raise ValueError(f"the state of the task sampler is damaged: key {key!r} holds {state!r:.80}")
+        if not isinstance(state, Mapping) or set(state) != set(_REMEMBERED):
+            raise damaged(f"key {key!r} holds {state!r:.80}")
         for name, value in state.items():
             what = f"{name!r} of key {key!r}"
             if name in ("drawn", "unscored", "episodes"):
@@ -80,6 +81,9 @@ class KeyStats:
             elif name != "cost" or value is not None:
                 checked_number(value, what)
         return cls(**state)
+
+
+_REMEMBERED = tuple(field.name for field in fields(KeyStats))
 
 
 class CurriculumSampler(FiniteSampler):
@@ -120,6 +124,8 @@ class CurriculumSampler(FiniteSampler):
         signal_tolerance: float = 0.0,
     ) -> None:
         _check_numbers(group_size, gamma, eps, success_threshold)
+        # The state holds them, and JSON knows no other floats.
+        gamma, eps, success_threshold, signal_tolerance = map(float, (gamma, eps, success_threshold, signal_tolerance))
         if signal not in ("beta", "variance"):
             raise ValueError(f"`signal` must be 'beta' or 'variance', got {signal!r}")
         if not 0 <= signal_tolerance < math.inf or (signal_tolerance and signal != "variance"):
@@ -180,13 +186,13 @@ class CurriculumSampler(FiniteSampler):
 
     def memory(self) -> dict[str, Any]:
         """Return what is known of each key that was drawn or heard of."""
-        return {"stats": {self._keys[k]: asdict(stats) for k, stats in self._stats.items()}}
+        return {"stats": {self._keys[k]: {name: getattr(stats, name) for name in _REMEMBERED} for k, stats in self._stats.items()}}
 
     def remember(self, memory: Mapping[str, Any]) -> None:
         """Take up what is known of each key."""
         saved = memory["stats"]
         if not isinstance(saved, Mapping) or not set(saved) <= set(self._keys):
-            raise ValueError(f"the state of the task sampler is damaged: 'stats' is {saved!r:.80}, expected a dict by key")
+            raise damaged(f"'stats' is {saved!r:.80}, expected a dict by key")
         self._take({k: KeyStats.from_state(key, saved[key]) for k, key in enumerate(self._keys) if key in saved})
 
     def metrics(self) -> dict[str, float]:

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 from jaxrl.tasks.base import TaskSpec
 from jaxrl.tasks.counting import GroupCounters
-from jaxrl.tasks.identity import check_state, fingerprint, task_id, unique_task_ids
+from jaxrl.tasks.identity import fingerprint, task_id, unique_task_ids
+from jaxrl.tasks.saved import check_state
 
 
 class ScoredGroup(NamedTuple):

@@ -1,8 +1,8 @@
 """Which groups are let into a batch: predicates on the scored rollouts of one group.
 
-In: the rollouts of a group that are fit for training, with their streams stamped. Out: one answer per gate. A group is let in if all
-gates say so; that "and", and the replacing of a group that is turned away, are the caller's work. A gate that looks at advantages never
-turns a group away that another loss component trains on.
+In: the rollouts of a group that are fit for training, with their streams stamped. Out: the answer of a gate. To ask every gate, and what
+becomes of a group that one of them turns away, is the caller's work. A gate that looks at advantages never turns a group away that
+another loss component trains on.
 """
 
 from __future__ import annotations
@@ -132,23 +132,6 @@ def build_gates(configs: Iterable[GateConfig]) -> tuple[Gate, ...]:
             case PythonGateConfig():
                 gates.append(_python_gate(config))
     return tuple(gates)
-
-
-def ask_gates(gates: Iterable[Gate], rollouts: Sequence[Rollout]) -> dict[str, bool]:
-    """Ask every gate, whatever the others say, so that each one's share of admitted groups means something.
-
-    Args:
-      gates: with distinct names.
-      rollouts: of one group, see `Gate.admits`.
-
-    Returns:
-      Gate name to its answer; the group is let in if all are True.
-
-    Example:
-      >>> ask_gates([RewardRangeGate(0.2, 0.8), AdvantageRangeGate()], [])
-      {'reward_range': True, 'advantage_range': True}
-    """
-    return {gate.name: gate.admits(rollouts) for gate in gates}
 
 
 def _python_gate(config: PythonGateConfig) -> PythonGate:

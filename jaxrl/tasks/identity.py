@@ -1,14 +1,12 @@
-"""What makes two tasks the same, and whether a saved state is of these tasks.
+"""What makes two tasks the same, and two lists of tasks.
 
-In: task specs, any JSON values, and saved states. Out: ids, one fingerprint of a whole list, an error. Nothing here
-draws or counts.
+In: task specs, any JSON values. Out: ids, and one fingerprint of a whole list. Nothing here draws or counts.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Mapping, Sequence
 
 from jaxrl.tasks.base import TaskSpec
@@ -57,52 +55,23 @@ def unique_task_ids(tasks: Sequence[TaskSpec]) -> list[str]:
     return ids
 
 
-def fingerprint(tasks: Sequence[TaskSpec]) -> str:
-    """Return a hash of a whole task list, its order included, by which a saved state knows its tasks."""
-    return _digest(list(tasks))
-
-
-def check_state(state: object, settings: Mapping[str, object], holds: Sequence[str]) -> None:
-    """Refuse a saved state that is not of this sampler.
+def fingerprint(tasks: Sequence[TaskSpec], *, allow_nan: bool = False) -> str:
+    """Return a hash of a whole task list, its order included, by which a saved state knows its tasks.
 
     Args:
-      state: what a `load_state_dict` was given.
-      settings: keys whose values must be equal: the kind of sampler, the fingerprint of its tasks, what else its draws depend on.
-      holds: the other keys, all of which it must have.
+      tasks: JSON values.
+      allow_nan: take NaN and infinity, which are none, for values; a checkpoint could not hold them.
 
     Raises:
-      ValueError: says which key differs.
+      ValueError: a task is no JSON value.
     """
-    if not isinstance(state, Mapping):
-        raise ValueError(f"the state of a task sampler is a dict, got {type(state).__name__}")
-    for key, value in settings.items():
-        if state.get(key) != value:
-            raise ValueError(f"the state is of another task sampler: {key!r} is {state.get(key)!r}, expected {value!r}")
-    if missing := [key for key in holds if key not in state]:
-        raise ValueError(f"the state of the task sampler is damaged: it has no {missing[0]!r}")
-    if unknown := sorted(map(str, set(state) - set(settings) - set(holds))):
-        raise ValueError(f"the state is of another task sampler: this one knows no {unknown[0]!r}")
+    return _digest(list(tasks), allow_nan=allow_nan)
 
 
-def checked_count(value: object, what: str) -> int:
-    """Return a number of a saved state; raises ValueError unless it is an integer >= 0.
-
-    Example:
-      >>> checked_count(3, "'cursor'")
-      3
-    """
-    if type(value) is not int or value < 0:
-        raise ValueError(f"the state of the task sampler is damaged: {what} is {value!r}, expected an integer >= 0")
-    return value
-
-
-def checked_number(value: object, what: str) -> float:
-    """Return a number of a saved state; raises ValueError unless it is finite and not negative."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-        raise ValueError(f"the state of the task sampler is damaged: {what} is {value!r}, expected a number >= 0")
-    return value
-
-
-def _digest(value: object) -> str:
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+def _digest(value: object, *, allow_nan: bool = True) -> str:
+    try:
+        text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=allow_nan)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"a task must be a JSON value (texts, finite numbers, true, false, null, lists, dicts by text): {error}") from error
+    # A file of JSON may hold half a surrogate pair, which UTF-8 has no bytes for.
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:16]

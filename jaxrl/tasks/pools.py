@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 
 from jaxrl.tasks.base import TaskSpec
 from jaxrl.tasks.finite import FiniteSampler, ScoredGroup
-from jaxrl.tasks.identity import checked_count
 from jaxrl.tasks.randomness import checked_seed, order_of, pick_weighted
+from jaxrl.tasks.saved import checked_count, damaged
 
 logger = logging.getLogger(__name__)
 
@@ -134,16 +134,16 @@ class PoolsSampler(FiniteSampler):
             is_partial = wanted is self._index
             found = memory[key]
             if not isinstance(found, Mapping) or not (set(found) <= set(wanted) if is_partial else set(found) == set(wanted)):
-                raise _damaged(key, found)
+                raise damaged(f"{key!r} is {found!r:.80}")
         if any(not _is_finite(score) for score in memory["scores"].values()):
-            raise _damaged("scores", memory["scores"])
+            raise damaged(f"'scores' is {memory['scores']!r:.80}")
         num_draws = checked_count(memory["num_draws"], "'num_draws'")
         unscored = {self._index[name]: checked_count(count, f"'unscored' of {name!r}") for name, count in memory["unscored"].items()}
         num_rounds = [checked_count(memory["num_rounds"][name], f"'num_rounds' of {name!r}") for name in names]
         queues = [memory["queues"][name] for name in names]
         for queue in queues:
             if not isinstance(queue, list) or any(type(at) is not int or not 0 <= at < len(self.tasks) for at in queue):
-                raise _damaged("queues", queue)
+                raise damaged(f"'queues' holds {queue!r:.80}")
         self._scores = {self._index[name]: score for name, score in memory["scores"].items()}
         self._unscored = unscored
         self._queues, self._num_rounds, self._num_draws = [list(queue) for queue in queues], num_rounds, num_draws
@@ -203,7 +203,3 @@ def _check_pools(pools: Sequence[Pool]) -> None:
 
 def _is_finite(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _damaged(key: str, value: object) -> ValueError:
-    return ValueError(f"the state of the task sampler is damaged: {key!r} is {value!r:.80}")

@@ -33,10 +33,23 @@ def pick_weighted(weights: Sequence[float] | np.ndarray, rng_seed: int, num_pick
       >>> set(picks), 0.7 < picks.count(0) / 400 < 0.8
       ({0, 2}, True)
     """
+    return share_at(weights, _generator(rng_seed, PICKS, num_picks).random())
+
+
+def share_at(weights: Sequence[float] | np.ndarray, point_frac: float) -> int:
+    """Return which of several shares, laid end to end, a point falls into.
+
+    Args:
+      weights: the sizes of the shares, finite, >= 0, and not all 0.
+      point_frac: how far along all of them the point is, in [0, 1).
+
+    Example:
+      >>> [share_at([3.0, 0.0, 1.0], point_frac) for point_frac in (0.0, 0.74, 0.75)]
+      [0, 0, 2]
+    """
     bounds = np.cumsum(np.asarray(weights, np.float64))
-    point = _generator(rng_seed, PICKS, num_picks).random() * bounds[-1]
     # Rounding may put the point on the last bound, and what comes after that has no weight.
-    return min(int(np.searchsorted(bounds, point, side="right")), int(np.searchsorted(bounds, bounds[-1])))
+    return min(int(np.searchsorted(bounds, point_frac * bounds[-1], side="right")), int(np.searchsorted(bounds, bounds[-1])))
 
 
 def order_of(size: int, rng_seed: int, which: int, num_rounds: int) -> np.ndarray:

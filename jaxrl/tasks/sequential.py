@@ -11,7 +11,7 @@ from typing import Any
 
 from jaxrl.tasks.base import TaskSpec
 from jaxrl.tasks.finite import FiniteSampler
-from jaxrl.tasks.identity import checked_count
+from jaxrl.tasks.saved import checked_count
 
 
 class SequentialSampler(FiniteSampler):

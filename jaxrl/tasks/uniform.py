@@ -13,8 +13,8 @@ import numpy as np
 
 from jaxrl.tasks.base import TaskSpec
 from jaxrl.tasks.finite import FiniteSampler
-from jaxrl.tasks.identity import checked_count
 from jaxrl.tasks.randomness import checked_seed
+from jaxrl.tasks.saved import checked_count, damaged
 
 
 class UniformSampler(FiniteSampler):
@@ -56,7 +56,7 @@ class UniformSampler(FiniteSampler):
         """Take up an epoch and a cursor."""
         epoch, cursor = (checked_count(memory[key], repr(key)) for key in ("epoch", "cursor"))
         if cursor >= len(self.tasks):
-            raise ValueError(f"the state of the task sampler is damaged: cursor {cursor} of {len(self.tasks)} tasks")
+            raise damaged(f"cursor {cursor} of {len(self.tasks)} tasks")
         self._epoch, self._cursor = epoch, cursor
         self._order = self._order_of(epoch)
 

@@ -1,6 +1,7 @@
 """Each way a rollout can break ends at its boundary, with no reward, and never as an exception."""
 
 import asyncio
+import copy
 import decimal
 import json
 import re
@@ -13,7 +14,7 @@ import pytest
 from jaxrl.envs.base import Outcome, Session, TaskSpec
 from jaxrl.envs.play import play_rollout
 from jaxrl.errors import DeadlineError, EngineError, EnvError, GraderError, PromptTooLongError
-from jaxrl.types import Boundary, Rollout
+from jaxrl.types import Boundary, Rollout, Task
 from tests.envs.policies import make_rollout, open_session, saying
 from tests.fakes import ScriptedEndpoint
 
@@ -227,3 +228,21 @@ async def test_rewards_of_turns_that_are_no_numbers_or_too_few_are_a_failure_of_
     rollout = await played(answering(reward=1.0, turn_rewards=rewards))
     assert rollout.failure is not None and rollout.failure.boundary is Boundary.GRADER and re.search(message, rollout.failure.message)
     assert rollout.reward is None and rollout.turn_rewards is None and len(rollout.nodes) == 2, "the turns are kept for the log"
+
+
+async def test_what_an_environment_writes_into_its_task_is_gone_when_the_next_rollout_of_it_begins() -> None:
+    seen: list[TaskSpec] = []
+
+    class Careless(Playing):
+        async def play(self, spec: TaskSpec, session: Session) -> Outcome:
+            seen.append(copy.deepcopy(spec))
+            spec["board"][0].clear()
+            spec.clear()
+            return Outcome(reward=1.0)
+
+    task = Task("toy", "t", {"id": "t", "board": [[1, 2]]})
+    for member in range(2):
+        rollout = Rollout(task, "toy/0", member, 0)
+        await play_rollout(Careless(asyncio.sleep), rollout, open_session(saying("1"), rollout), 10.0)
+        assert rollout.failure is None and rollout.task.spec == {"id": "t", "board": [[1, 2]]}
+    assert seen == [task.spec] * 2

@@ -128,3 +128,12 @@ def test_the_lines_count_everything_and_list_so_many_ids() -> None:
         "only before (1): was",
         "only after (1): is",
     ]
+
+
+def test_the_p_value_of_tens_of_thousands_of_changes_takes_no_time() -> None:
+    assert mcnemar_p_value(20_000, 20_000) == 1.0 and 0 < mcnemar_p_value(19_700, 20_300) < 0.01
+
+
+def test_scores_by_task_that_are_none_are_refused() -> None:
+    with pytest.raises(ConfigError, match="the second result has no scores by task"):
+        compare({"per_task": {"a": {"success_rate": 1.0}}}, {"per_task": {"a": 1.0}})

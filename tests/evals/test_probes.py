@@ -72,6 +72,7 @@ async def test_a_world_that_ignores_the_task_is_found_out_by_the_probe_of_differ
     with caplog.at_level(logging.WARNING):
         result, found = await probed(IgnoresIndex())
     assert found == {"same_task": [True, True, True], "different_tasks": [False]} and result.scores["reproducible"] is True
+    assert result.scores["different_tasks"] is False and result.flat_scores()["different_tasks"] == 0.0
     assert "different tasks begin alike" in caplog.text
 
 
@@ -82,6 +83,7 @@ async def test_a_world_that_breaks_or_never_asks_is_neither_reproducible_nor_not
 
     result, found = await probed(Silent())
     assert result.scores["reproducible"] is None and found == {"same_task": [None] * 3, "different_tasks": [None]}
+    assert result.scores["different_tasks"] is None and "different_tasks" not in result.flat_scores()
     assert result.scores["probes"][0]["detail"] == "the environment asked the policy nothing"
     result, found = await probed(Sums(odd={0: "raises"}))
     assert result.scores["reproducible"] is None and found["same_task"] == [None, True, True]
@@ -203,3 +205,10 @@ async def test_a_watched_session_is_otherwise_the_one_inside() -> None:
     assert session.extra == 7
     assert await session.restart().fork().ask([{"role": "user", "content": "hi"}]) == "HI"
     assert first.shown == {"messages": [{"role": "user", "content": "hi"}]}
+
+
+async def test_what_was_asked_first_is_kept_as_it_was_asked() -> None:
+    first, message = FirstObservation(), {"role": "user", "content": [{"type": "text", "text": "1 + 1 ="}]}
+    first.note([message], [])
+    message["content"].append({"type": "text", "text": "2"})  # type: ignore[attr-defined]
+    assert first.shown == {"messages": [{"role": "user", "content": [{"type": "text", "text": "1 + 1 ="}]}]}

@@ -1,5 +1,6 @@
 """When a training loop of anybody's measures, what it is told, and what happens when measuring fails."""
 
+import asyncio
 import json
 import logging
 from collections.abc import Callable
@@ -163,3 +164,19 @@ def test_a_schedule_is_refused_that_could_never_be_kept_and_a_state_of_something
         with pytest.raises(ValueError, match="the state of an EvalSchedule"):
             schedule.load_state_dict(state)  # type: ignore[arg-type]
     assert schedule.measured_steps == [1]
+
+
+async def test_a_step_that_is_being_measured_is_not_measured_again_by_whoever_else_asks() -> None:
+    class Slow(Scripted):
+        async def run(self, config: EvalConfig, *, step: int = 0, resume: bool = True) -> EvalResult:
+            await asyncio.sleep(0)
+            return await super().run(config, step=step, resume=resume)
+
+    harness = Slow(fails_at=frozenset({4}))
+    schedule = EvalSchedule(harness, CONFIG, every_n_steps=2)
+    results = await asyncio.gather(schedule.maybe_run_async(2), schedule.maybe_run_async(2), schedule.final_async(2))
+    assert harness.steps == [2] and [result is None for result in results] == [False, True, True]
+    with pytest.raises(RuntimeError, match="no environment"):
+        await schedule.maybe_run_async(4)
+    harness.fails_at = frozenset()
+    assert await schedule.maybe_run_async(4) is not None, "an attempt that failed is over"

@@ -94,9 +94,11 @@ def test_the_nll_of_demonstrations_is_a_mean_over_tokens_and_counts_failed_rollo
 
 
 def test_the_standard_error_is_of_the_tasks_means_because_samples_of_a_task_are_not_independent() -> None:
-    scores = score_rows(rows_of({"a": [1, 1], "b": [0, 0], "c": [1, 0], "d": [1, None]}), 1.0)
-    assert scores["success_rate"] == pytest.approx(4 / 7)
-    assert scores["success_rate_se"] == pytest.approx(np.std([1, 0, 0.5, 1]) / 2)
+    rows = rows_of({"a": [1, 1], "b": [0, 0], "c": [1, 0], "d": [1, None]})
+    scores = score_rows([{**each, "difficulty": 3} for each in rows], 1.0)
+    for of_all in (scores, scores["by_difficulty"]["3"]):
+        assert of_all["success_rate"] == pytest.approx(4 / 7)
+        assert of_all["success_rate_se"] == pytest.approx(np.std([1, 0, 0.5, 1]) / 2)
     single = score_rows(rows_of({"a": [1], "b": [0], "c": [0], "d": [0]}), 1.0)
     assert single["success_rate_se"] == pytest.approx(math.sqrt(0.25 * 0.75 / 4))
 
@@ -126,8 +128,8 @@ def test_difficulties_are_told_apart_by_number_and_come_in_order() -> None:
     ]
     scores = score_rows(rows, 1.0)
     assert list(scores["by_difficulty"]) == ["0.5", "2", "10"] and list(scores["by_group"]) == ["a", "b"]
-    assert scores["by_difficulty"]["2"] == {"n": 2, "n_scored": 1, "success_rate": 0.0, "mean_reward": 0.0}
-    assert scores["by_group"]["a"] == {"n": 2, "n_scored": 2, "success_rate": 0.0, "mean_reward": 0.25}
+    assert scores["by_difficulty"]["2"] == {"n": 2, "n_scored": 1, "success_rate": 0.0, "success_rate_se": 0.0, "mean_reward": 0.0}
+    assert scores["by_group"]["a"] == {"n": 2, "n_scored": 2, "success_rate": 0.0, "success_rate_se": 0.0, "mean_reward": 0.25}
     assert flat_scores(scores)["by_difficulty/10/success_rate"] == 1.0
 
 
@@ -182,3 +184,23 @@ def test_of_one_set_of_full_tasks_pass_at_k_rises_with_k_and_scores_survive_json
     rows = rows_of({str(i): rewards for i, rewards in enumerate(outcomes)})
     scores = score_rows(rows, 1.0)
     assert json.dumps(score_rows(json.loads(json.dumps(rows)), 1.0)) == json.dumps(scores)
+
+
+def test_what_an_environment_reports_takes_the_name_of_no_score_not_even_of_one_that_there_is_none_of() -> None:
+    taken = {"success_rate": 1.0, "pass@2": 1.0, "by_group/a/n": 9.0, "reproducible": 1.0, "policy_version": 7.0, "training_cost": 3.0}
+    scores = score_rows([row("unscored", task_id="a", metrics={**taken, "calls": 2.0})], 1.0)
+    assert flat_scores(scores)["calls"] == 2.0 and not set(taken) & set(flat_scores(scores))
+    full = rows_of({"a": [1, 0], "b": [None, 1]})
+    every = score_rows([{**each, "difficulty": 1, "group": "g", "turns": 1, "demonstration_nll": 1.0, "demonstration_tokens": 2} for each in full], 1)
+    own = flat_scores(every | {"reproducible": True, "different_tasks": True})
+    assert "demonstration_nll" in own and "pass@2" in own
+    assert flat_scores({"metrics": dict.fromkeys(own, 5.0)}) == {}, "each of them is kept for the score"
+
+
+def test_groups_with_names_that_look_like_numbers_that_cannot_be_sorted_come_in_one_order() -> None:
+    names = ["nan", "b", "inf", "2", "a", "10", "-inf"]
+    orders = {
+        tuple(score_rows([row("ok", 1.0, task_id=str(i), group=name) for i, name in enumerate(order)], 1.0)["by_group"])
+        for order in (names, names[::-1], sorted(names))
+    }
+    assert orders == {("2", "10", "-inf", "a", "b", "inf", "nan")}

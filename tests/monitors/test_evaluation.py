@@ -48,8 +48,8 @@ def test_the_table_tells_scores_counts_kinds_and_what_failed_first() -> None:
         "calls 1.5",
         "reproducible no",
         "same task '1' and then '2'",
-        "easy 100.0 % 1.000 6 2",
-        "hard 0.0 % 0.000 1 1",
+        "easy 100.0 % ± 0.0 % 1.000 6 2",
+        "hard 0.0 % ± 0.0 % 0.000 1 1",
         "env 2 Broken: Broken of e",
         "env 1 Late: Late of g",
     ):

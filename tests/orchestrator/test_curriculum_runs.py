@@ -11,6 +11,7 @@ import pytest
 
 from jaxrl.config.filters import MinRewardFilterConfig, ZeroAdvantageFilterConfig
 from jaxrl.orchestrator.checkpoint import decode_state
+from jaxrl.orchestrator.draws import Draw
 from jaxrl.tasks import CurriculumSampler, Pool, PoolsSampler, TaskSampler, UniformSampler
 from jaxrl.tasks.gates import AdvantageRangeGate
 from jaxrl.transport.codec import encode
@@ -283,3 +284,25 @@ async def test_a_group_that_is_stale_before_it_is_committed_is_no_result_of_its_
     ends = {r.task.id: str(r.bucket) for rollouts in run.monitors.rollouts.values() for r in rollouts}
     assert ends["t0"] == "stale" and "t0" not in diary.told
     assert {task for task, end in ends.items() if end == "trained"} <= set(diary.told)
+
+
+async def test_tasks_that_an_environment_empties_as_it_plays_are_learnt_from_and_saved_as_they_were_drawn():
+    class Careless(ToyEnv):
+        async def play(self, spec, session):
+            outcome = await super().play(spec, session)
+            spec.clear()
+            return outcome
+
+    world = Careless()
+    # Without an `id`, a task is known by its content; one of them holds what UTF-8 has no bytes for.
+    world._tasks = [{"question": f"q{i}", "halves": "\ud83d"} for i in range(3)]
+    tasks = CurriculumSampler(world.tasks(), GROUP_SIZE, key="id")
+    run = make_run(envs=lambda pool: [make_env(pool, world, tasks=tasks)], async_level=1)
+    await run.play()
+    assert tasks.metrics()["groups"] >= 6 and world.tasks()[0] == {"question": "q0", "halves": "\ud83d"}
+    state = decode_state(run.orchestrator.snapshot())
+    assert all(draw.spec in world.tasks() for draw in state.undecided)
+    again = make_run(envs=lambda pool: [make_env(pool, world)], start_version=3)
+    source = again.orchestrator._stateful.source
+    source._again.append(Draw("toy", world.tasks()[0], 0))
+    assert decode_state(again.orchestrator._stateful.capture(3, [])).undecided[0].spec == world.tasks()[0]

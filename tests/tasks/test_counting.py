@@ -72,6 +72,7 @@ def test_for_full_groups_signal_per_episode_times_size_is_the_share_of_groups_wi
         ([1.0, 0.0], [1.0], "one cost per rollout"),
         ([1.0], [-1.0], "not negative"),
         ([1.0], [float("nan")], "finite and not negative"),
+        ([1.0, 0.0], [1e308, 1e308], "has become infinite"),
     ],
 )
 def test_what_is_refused_changes_nothing(rewards: list, costs: list | None, message: str) -> None:

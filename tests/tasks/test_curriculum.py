@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -355,3 +356,15 @@ def test_a_config_builds_its_curriculum() -> None:
     # Any other sampler may take its place, and it theirs, but not their state.
     with pytest.raises(ValueError, match="'type' is 'curriculum'"):
         UniformSampler(tasks).load_state_dict(state)
+
+
+def test_settings_rewards_and_costs_may_be_numpys_and_the_state_is_json_all_the_same() -> None:
+    tasks = [{"id": str(d), "difficulty": d} for d in (1, 2)]
+    plain = CurriculumSampler(tasks, 4, gamma=0.5, success_threshold=0.25)
+    numpys = CurriculumSampler(tasks, 4, gamma=np.float32(0.5), success_threshold=np.float32(0.25))
+    plain.update(tasks[0], [1.0, 0.0, None, 1.0], [3.0, 1.0, 2.0, 0.5])
+    numpys.update(tasks[0], np.array([1.0, 0.0, np.nan, 1.0]), np.array([3, 1, 2, 0.5], np.float32))
+    plain.update(tasks[1], [1.0, 0.0], [1.0, 2.0])
+    numpys.update(tasks[1], [True, np.int64(0)], [True, np.int64(2)])
+    assert json.loads(json.dumps(numpys.state_dict(), allow_nan=False)) == plain.state_dict()
+    assert numpys.metrics() == plain.metrics()

@@ -9,8 +9,7 @@ import pytest
 
 from jaxrl.config.tasks import AdvantageRangeGateConfig, PythonGateConfig, RewardRangeGateConfig
 from jaxrl.errors import ConfigError
-from jaxrl.tasks import CurriculumSampler, ask_gates, build_gates
-from jaxrl.tasks.gates import AdvantageRangeGate, PythonGate, RewardRangeGate
+from jaxrl.tasks.gates import AdvantageRangeGate, RewardRangeGate, build_gates
 from jaxrl.types import Boundary, Failure, Rollout
 from tests.builders import make_rollout
 
@@ -97,30 +96,6 @@ def test_a_group_is_let_in_if_the_mean_of_its_rewards_is_in_the_range(rewards: l
     assert gate.admits([*(make_rollout(reward) for reward in rewards), failed]) is admitted
 
 
-def test_all_gates_are_asked_whatever_the_first_one_says() -> None:
-    asked = []
-
-    def told(name: str, answer: bool) -> PythonGate:
-        return PythonGate(name, lambda rollouts: [asked.append(name), answer][1], "my:gate")
-
-    group = credited(0.0)
-    assert ask_gates([told("no", False), told("yes", True), told("never", False)], group) == {"no": False, "yes": True, "never": False}
-    assert asked == ["no", "yes", "never"]
-    assert ask_gates([], group) == {}
-
-
-def test_a_sampler_learns_the_same_whatever_the_gates_say() -> None:
-    tasks = [{"id": name, "difficulty": name} for name in "ab"]
-    learnt = []
-    for gates in ((), (AdvantageRangeGate(), RewardRangeGate(0.9, 1.0))):
-        sampler, admitted = CurriculumSampler(tasks, 2), 0
-        for rewards in ([1.0, 1.0], [0.0, 0.0], [1.0, 0.0], [0.5, None]):
-            sampler.update(next(sampler), rewards)
-            admitted += all(ask_gates(gates, credited(*[reward or 0.0 for reward in rewards], rewards=rewards)).values())
-        learnt.append((sampler.state_dict(), admitted))
-    assert learnt[0][0] == learnt[1][0] and learnt[0][1] > learnt[1][1]
-
-
 def is_long(rollouts: list[Rollout], *, least: int = 1, **more: Any) -> bool:
     return sum(rollout.num_completion_tokens for rollout in rollouts) >= least
 
@@ -160,8 +135,8 @@ def test_configs_become_gates_in_their_order() -> None:
     gates = build_gates([own("is_long", least=4), AdvantageRangeGateConfig(low=-0.5), RewardRangeGateConfig(low=0.1, high=0.9)])
     assert [gate.name for gate in gates] == ["mine", "advantage_range", "reward_range"]
     assert gates[1:] == (AdvantageRangeGate(-0.5, 0.0), RewardRangeGate(0.1, 0.9))
-    assert ask_gates(gates, credited(-0.4, rewards=[1.0])) == {"mine": False, "advantage_range": False, "reward_range": False}
-    assert ask_gates(gates, credited(-0.4, 0.1, rewards=[1.0, 0.0])) == {"mine": True, "advantage_range": True, "reward_range": True}
+    assert [gate.admits(credited(-0.4, rewards=[1.0])) for gate in gates] == [False, False, False]
+    assert [gate.admits(credited(-0.4, 0.1, rewards=[1.0, 0.0])) for gate in gates] == [True, True, True]
     assert build_gates([]) == ()
     (numpy_gate,) = build_gates([own("is_long_by_numpy")])
     assert numpy_gate.admits(credited(0.0)) is True
@@ -200,6 +175,7 @@ def test_a_gate_that_cannot_be_asked_is_refused_before_the_run(config: PythonGat
 def test_a_gate_leaves_the_rollouts_as_they_are() -> None:
     group = credited(0.25, -0.25)
     before = [sample.advantages.copy() for rollout in group for sample in rollout.samples if sample.advantages is not None]
-    ask_gates(build_gates([AdvantageRangeGateConfig(), RewardRangeGateConfig(low=0, high=math.pi)]), group)
+    for gate in build_gates([AdvantageRangeGateConfig(), RewardRangeGateConfig(low=0, high=math.pi)]):
+        gate.admits(group)
     after = [sample.advantages for rollout in group for sample in rollout.samples]
     assert all(np.array_equal(one, other) for one, other in zip(before, after, strict=True))

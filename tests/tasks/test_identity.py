@@ -1,5 +1,10 @@
 """What makes two tasks the same."""
 
+import pytest
+
+from jaxrl.config.tasks import CurriculumTasksConfig, PoolsTasksConfig, UniformTasksConfig
+from jaxrl.errors import ConfigError
+from jaxrl.tasks import build_task_sampler
 from jaxrl.tasks.identity import fingerprint, task_id
 
 
@@ -14,3 +19,15 @@ def test_a_fingerprint_is_of_content_and_order() -> None:
     tasks = [{"id": "a", "x": 1}, {"id": "b"}]
     assert fingerprint(tasks) == fingerprint([dict(reversed(list(tasks[0].items()))), tasks[1]])
     assert len({fingerprint(tasks), fingerprint(tasks[::-1]), fingerprint([{"id": "a", "x": 2}, tasks[1]])}) == 3
+
+
+@pytest.mark.parametrize("config", [UniformTasksConfig(), CurriculumTasksConfig(key="id"), PoolsTasksConfig()], ids=lambda config: config.type)
+def test_half_of_a_surrogate_pair_is_a_character_like_others_and_what_is_no_json_is_refused_before_the_run(config) -> None:  # type: ignore[no-untyped-def]
+    odd = [{"id": "\ud800", "question": "\ud83d\n\u2028"}, {"question": "\udc00"}]
+    sampler = build_task_sampler(config, odd, 0, group_size=2)
+    for task in odd:
+        sampler.update(task, [1.0, 0.0])
+    assert sampler.metrics()["groups"] == 2
+    for wrong in (float("nan"), {1, 2}, {1: "a", "b": 2}, b"bytes"):
+        with pytest.raises(ConfigError, match="a task must be a JSON value"):
+            build_task_sampler(config, [{"id": "a", "x": wrong}], 0, group_size=2)

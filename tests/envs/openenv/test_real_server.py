@@ -1,4 +1,4 @@
-"""The client, the session and the environment against the real package, which serves the programs of configs/openenv.
+"""The client, the session and the environment against the real package, which serves `configs/openenv/sums_server.py` and a game of tests.
 
 Opt-in, because the package is large and needs an environment of its own: JAXRL_OPENENV_PYTHON names its interpreter (docs/testing.md).
 """
@@ -23,7 +23,8 @@ from jaxrl.errors import ConfigError, EnvError, TaskAPIError, UnknownEnvironment
 from tests.envs.openenv.test_environment import built, failures, played
 
 PYTHON = os.environ.get("JAXRL_OPENENV_PYTHON")
-SERVERS = Path(__file__).parents[3] / "configs" / "openenv"
+HERE = Path(__file__).parent
+CONFIGS = HERE.parents[2] / "configs" / "openenv"
 START_S = 100.0
 
 pytestmark = [
@@ -40,12 +41,12 @@ class RealServer:
 
 
 @contextmanager
-def served(app: str, **variables: str) -> Iterator[RealServer]:
-    """Serve an app of the real package in its own interpreter."""
+def served(folder: Path, program: str, **variables: str) -> Iterator[RealServer]:
+    """Serve the app of a program, which needs the real package, in its own interpreter."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     assert PYTHON is not None
-    command = [PYTHON, "-m", "uvicorn", app, "--app-dir", str(SERVERS), "--port", str(port), "--log-level", "error"]
+    command = [PYTHON, "-m", "uvicorn", f"{program}:app", "--app-dir", str(folder), "--port", str(port), "--log-level", "error"]
     process = subprocess.Popen(command, env=os.environ | variables)
     try:
         deadline = time.monotonic() + START_S
@@ -65,14 +66,14 @@ def served(app: str, **variables: str) -> Iterator[RealServer]:
 @pytest.fixture(scope="module")
 def sums() -> Iterator[RealServer]:
     """The server of configs/openenv with room for two sessions."""
-    with served("sums_server:app", SUMS_SESSIONS="2") as server:
+    with served(CONFIGS, "sums_server", SUMS_SESSIONS="2") as server:
         yield server
 
 
 @pytest.fixture(scope="module")
 def guessing() -> Iterator[RealServer]:
     """A server of several steps without the Task API."""
-    with served("guessing_server:app") as server:
+    with served(HERE, "guessing_server") as server:
         yield server
 
 
@@ -176,7 +177,7 @@ async def test_several_steps_without_the_task_api(guessing: RealServer) -> None:
 
 
 async def test_a_server_that_is_killed_ends_its_sessions(guessing: RealServer) -> None:
-    with served("guessing_server:app") as server:
+    with served(HERE, "guessing_server") as server:
         connection = await Connection.open(server.base_url, deadline_s=30.0)
         await connection.reset({"seed": 1})
     with pytest.raises(EnvError, match="the server ended the session"):

@@ -1,7 +1,7 @@
 """An OpenEnv server of a game of several steps that lists no tasks: what it is reset with is a seed alone (`num_tasks` of the environment).
 
-It runs in the same environment as `sums_server.py`. A number from 1 to 9 follows from the seed; each guess is answered, and a right one
-ends the episode. Wrong guesses are not scored. `raise` raises, as an environment may.
+It needs the package `openenv`, so it is served in an environment of its own (docs/testing.md). A number from 1 to 9 follows from the seed;
+each guess is answered, and a right one ends the episode. Wrong guesses are not scored. `raise` raises, as an environment may.
 """
 
 from typing import Any
