@@ -9,6 +9,7 @@ import ipaddress
 from urllib.parse import urlsplit, urlunsplit
 
 _HTTP = {"http": "http", "https": "https", "ws": "http", "wss": "https"}
+_EXPECTED = "expected the address of an OpenEnv server, such as 'http://127.0.0.1:8000'"
 
 
 def http_url(url: str) -> str:
@@ -21,9 +22,13 @@ def http_url(url: str) -> str:
       >>> http_url("wss://example.com/games/ws?session_id=7"), http_url("http://127.0.0.1:8000/")
       ('https://example.com/games', 'http://127.0.0.1:8000')
     """
-    parts = urlsplit(url)
-    if parts.scheme not in _HTTP or not parts.hostname:
-        raise ValueError(f"expected the address of an OpenEnv server, such as 'http://127.0.0.1:8000', got {url!r}")
+    try:
+        parts = urlsplit(url)
+        problem = None if parts.port != 0 else "port 0 is none"
+    except ValueError as error:
+        raise ValueError(f"{_EXPECTED}, got {url!r}: {error}") from None
+    if parts.scheme not in _HTTP or not parts.hostname or problem:
+        raise ValueError(f"{_EXPECTED}, got {url!r}" + (f": {problem}" if problem else ""))
     path = parts.path.rstrip("/").removesuffix("/ws").rstrip("/")
     return urlunsplit((_HTTP[parts.scheme], parts.netloc, path, "", ""))
 
@@ -39,6 +44,17 @@ def ws_url(url: str) -> str:
       ('wss://example.com/games/ws', 'ws://127.0.0.1:8000/ws')
     """
     return "ws" + http_url(url).removeprefix("http") + "/ws"
+
+
+def shown_url(url: str) -> str:
+    """Return an address for messages, which others may read: without the name and the password that it may hold.
+
+    Example:
+      >>> shown_url("https://me:secret@example.com:8000/games"), shown_url("http://[::1]:80/ws")
+      ('https://example.com:8000/games', 'http://[::1]:80/ws')
+    """
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 
 
 def is_loopback(url: str) -> bool:

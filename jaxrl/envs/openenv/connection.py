@@ -16,13 +16,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from jaxrl.envs.openenv.addresses import is_loopback, ws_url
+from jaxrl.envs.grading.worker import finite
+from jaxrl.envs.openenv.addresses import is_loopback, shown_url, ws_url
 from jaxrl.errors import ConfigError, EnvError, EnvUnreachableError
+from jaxrl.inference.rendering.messages import whole_characters
 
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection
@@ -32,6 +33,8 @@ MAX_FRAME_BYTES = 100 * 2**20
 CLOSE_DEADLINE_S = 2.0
 PING_INTERVAL_S = 20.0
 """Keeps the connection from looking idle to what is between, while the policy writes."""
+MAX_MESSAGE_CHARS = 2000
+"""How much of a server's own words is repeated: an environment may raise all that it knows."""
 
 
 class RefusedError(EnvError):
@@ -78,7 +81,7 @@ class Connection:
 
     def __init__(self, socket: ClientConnection, url: str, deadline_s: float) -> None:
         self._socket = socket
-        self._url = url
+        self._url = shown_url(url)
         self._deadline_s = deadline_s
         self._broken: str | None = None
 
@@ -110,8 +113,8 @@ class Connection:
                 compression=None if is_loopback(url) else "deflate",
                 proxy=None if is_loopback(url) else True,
             )
-        except (OSError, TimeoutError, WebSocketException) as error:
-            raise EnvUnreachableError(f"{url}: no session can be opened: {_told(error)}; is the server running there?") from error
+        except (OSError, TimeoutError, WebSocketException, ImportError) as error:  # a proxy may need a package
+            raise EnvUnreachableError(f"{shown_url(url)}: no session can be opened: {_told(error)}; is the server running there?") from error
         return cls(socket, url, deadline_s)
 
     async def reset(self, data: Mapping[str, Any]) -> Observation:
@@ -177,7 +180,7 @@ class Connection:
         """Return the observation of an answer, or raise the error that it is."""
         try:
             message = json.loads(answer)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise self._break(f"the answer to `{kind}` is no JSON: {answer[:200]!r}") from error
         match message:
             case {"type": "error", "data": dict() as data}:
@@ -187,7 +190,7 @@ class Connection:
         raise self._break(f"the answer to `{kind}` is no observation: {answer[:200]!r}")
 
     def _refusal(self, kind: str, data: dict[str, Any]) -> RefusedError:
-        code, message = str(data.get("code")), str(data.get("message"))
+        code, message = str(data.get("code"))[:MAX_MESSAGE_CHARS], whole_characters(str(data.get("message"))[:MAX_MESSAGE_CHARS])
         if code == "CAPACITY_REACHED":
             self._broken = message
             used = f"{data.get('active_sessions')} of {data.get('max_sessions')} sessions are in use"
@@ -199,16 +202,14 @@ class Connection:
 
     def _observation(self, kind: str, data: dict[str, Any]) -> Observation:
         fields = dict(data["observation"])
-        inner = fields.pop("metadata", None)
-        metadata = data.get("metadata") or inner or {}
+        told = [fields.pop("metadata", None) or {}, data.get("metadata") or {}]  # in either place, and both are the environment's
         reward, done = data.get("reward"), data.get("done", False)
-        if reward is not None:
-            if not isinstance(reward, int | float) or not math.isfinite(reward):
-                raise self._break(f"the reward of `{kind}` must be a finite number or null, got {reward!r:.100}")
-            reward = float(reward)
-        if not isinstance(done, bool) or not isinstance(metadata, dict):
-            raise self._break(f"`done` of `{kind}` must be true or false and `metadata` an object, got {done!r:.100} and {metadata!r:.100}")
-        return Observation(fields, reward, done, metadata)
+        given = float(reward) if isinstance(reward, bool) else finite(reward)
+        if reward is not None and given is None:
+            raise self._break(f"the reward of `{kind}` must be a finite number or null, got {reward!r:.100}")
+        if not isinstance(done, bool) or not all(isinstance(part, dict) for part in told):
+            raise self._break(f"`done` of `{kind}` must be true or false and `metadata` an object, got {done!r:.100} and {told!r:.200}")
+        return Observation(fields, given, done, told[0] | told[1])
 
     def _break(self, problem: str) -> EnvError:
         """Return the error of a connection that is not used again."""

@@ -17,7 +17,7 @@ LONGEST_PAUSE_S = 2.0
 
 
 class Room:
-    """Counts the sessions of one server. Used from one event loop.
+    """Counts the sessions of one server. Used from one event loop at a time; what waited in one that ended waits no more.
 
     Args:
       max_sessions: how many there may be at the same time; None leaves it to the server.
@@ -30,6 +30,7 @@ class Room:
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._pause_s = FIRST_PAUSE_S
         self._next_try: asyncio.TimerHandle | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self.refusals = 0
         """How often the server had no room."""
 
@@ -44,10 +45,14 @@ class Room:
         Args:
           again: was refused before, and goes to the head of the line.
         """
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:  # a timer of a loop that ended would never try
+            self._loop, self._next_try = loop, None
+            self._waiting.clear()
         if not self._waiting and self._has_place():
             self._taken += 1
             return
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        turn: asyncio.Future[None] = loop.create_future()
         if again:
             self._waiting.appendleft(turn)
         else:
@@ -74,6 +79,7 @@ class Room:
         self._taken -= 1
         self._learnt = self._taken
         self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+        self._arm()
 
     def admitted(self) -> None:
         """Note that the server had the place."""
