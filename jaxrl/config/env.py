@@ -410,9 +410,16 @@ class OpenEnvConfig(EnvBase):
 
     @model_validator(mode="after")
     def _replies_reach_the_server(self) -> OpenEnvConfig:
-        if self.import_path is None and "{reply}" not in str(self.action):
-            raise ValueError(f"`action`={self.action!r} has no '{{reply}}', so no reply would ever reach the server; put it into a text")
+        if self.import_path is None and not _holds_reply(self.action):
+            raise ValueError(f"`action`={self.action!r} has no '{{reply}}' in a text, so no reply would ever reach the server; put it into one")
         return self
+
+
+def _holds_reply(template: Any) -> bool:
+    """Say whether a template has a place for the reply, which is in texts and not in the names of fields."""
+    if isinstance(template, dict | list):
+        return any(_holds_reply(value) for value in (template.values() if isinstance(template, dict) else template))
+    return isinstance(template, str) and "{reply}" in template
 
 
 class VerifiersEnvConfig(EnvBase):

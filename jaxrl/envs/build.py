@@ -85,8 +85,8 @@ def _build(config: EnvConfig) -> Environment:
 def require_disjoint_questions(train: Sequence[Environment], heldout: Sequence[Environment]) -> None:
     """Assert that no question text of the held-out environments is a training question.
 
-    Texts are compared, whatever names, seeds, tiers and splits they come from. Environments whose specs have no
-    `question` are compared by whole specs (but for `id`), and what they share is only warned about: a small world may
+    Texts are compared, whatever names, seeds, tiers and splits they come from. Specs whose `question` is no text
+    are compared by whole specs (but for `id`), and what they share is only warned about: a small world may
     have too few tasks to keep some apart.
 
     Raises:
@@ -109,9 +109,9 @@ def require_disjoint_questions(train: Sequence[Environment], heldout: Sequence[E
 
 
 def _questions(env: Environment) -> set[str]:
-    return {spec["question"] for spec in env.tasks() if "question" in spec}
+    return {spec["question"] for spec in env.tasks() if isinstance(spec.get("question"), str)}
 
 
 def _specs_without_question(env: Environment) -> set[str]:
-    specs = [{key: value for key, value in spec.items() if key != "id"} for spec in env.tasks() if "question" not in spec]
-    return {json.dumps(spec, sort_keys=True) for spec in specs}
+    specs = [spec for spec in env.tasks() if not isinstance(spec.get("question"), str)]
+    return {json.dumps({key: value for key, value in spec.items() if key != "id"}, sort_keys=True) for spec in specs}

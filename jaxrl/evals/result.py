@@ -36,7 +36,7 @@ class EvalResult:
     version: int | None
     """The policy version that was held; None where nobody counts versions."""
     scores: dict[str, Any]
-    """See `score_rows`; with what the probes found, under `reproducible` and `probes`."""
+    """See `score_rows`; with what the probes found, under `reproducible`, `different_tasks` and `probes`."""
     rows: list[dict[str, Any]] = field(default_factory=list, repr=False)
     """One JSON object per planned episode, in plan order; empty in a result that was read from its file."""
 

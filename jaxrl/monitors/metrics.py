@@ -135,6 +135,8 @@ MEANINGS: dict[str, str] = {
     "eval/<env>/training_cost": "what those rollouts cost, the sum of `tasks/<env>/cost`; absent if environments count in different units",
     "eval/<env>/reproducible": "1 if tasks that were begun twice began alike both times, 0 if one did not; absent if that could not be "
     "told",
+    "eval/<env>/different_tasks": "1 if tasks that are not the same began differently, 0 if all began alike, as in an environment that "
+    "ignores which task it is given; absent if that could not be told",
     "eval/<env>/<metric>": "mean of a number that the environment or the session reports of a rollout, such as `tools/calls`, over the "
     "rollouts of the evaluation that have it and did not fail",
 }

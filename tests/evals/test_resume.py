@@ -3,9 +3,12 @@
 import asyncio
 import json
 import logging
+import random
 import re
+import resource
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,10 +17,13 @@ from hypothesis import strategies as st
 
 from jaxrl.config.env import SamplingConfig
 from jaxrl.config.evals import EvalConfig
+from jaxrl.envs.base import Outcome, Session, TaskSpec
+from jaxrl.envs.words import WordsPrompt, WordsReply
 from jaxrl.errors import ConfigError, EndpointDownError, RunFailedError
 from jaxrl.evals import EvalResult, score_rows
 from jaxrl.evals.book import EpisodeBook, read_episodes
 from jaxrl.monitors.folder import only_writer
+from jaxrl.types import ToolCall
 from tests.evals.worlds import Coin, Sums, asking, files_of, harness
 
 WARM = SamplingConfig(temperature=1.0, max_tokens=16)
@@ -115,6 +121,7 @@ async def test_a_killed_process_loses_at_most_what_was_in_flight(tmp_path: Path,
 import asyncio, os, sys
 from pathlib import Path
 from tests.evals.test_resume import evaluate
+from jaxrl.types import ToolCall
 from tests.evals.worlds import Coin
 
 class Killed(Coin):
@@ -246,6 +253,121 @@ async def test_a_disk_that_is_full_ends_the_evaluation_in_words(tmp_path: Path) 
     with pytest.raises(RunFailedError, match=r"cannot be written any more .*No space left"):
         book.flush()
     book.close()
+
+
+async def test_a_disk_that_fills_up_in_the_middle_of_a_line_and_then_has_room_again_costs_that_line_only(
+    tmp_path: Path, whole: dict[str, bytes]
+) -> None:
+    class Wordy(Coin):
+        """Fills the disk from within the answer to the sixth question: no file may grow any more, but by a few bytes."""
+
+        async def answer(self, prompt: WordsPrompt, seed: int) -> WordsReply:
+            if len(self.answered) == 5:
+                largest = max(path.stat().st_size for path in (tmp_path / "full").iterdir())
+                resource.setrlimit(resource.RLIMIT_FSIZE, (largest + 100, allowed[1]))
+            return await super().answer(prompt, seed)
+
+    allowed = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        with pytest.raises(RunFailedError, match="cannot be written any more .*File too large"):
+            await evaluate(tmp_path / "full", Wordy(), concurrency=1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, allowed)
+    assert not (tmp_path / "full" / "episodes.jsonl").read_bytes().endswith(b"\n"), "a line is torn"
+    await evaluate(tmp_path / "full")
+    assert files_of(tmp_path / "full") == whole
+
+
+async def test_a_result_that_cannot_be_written_is_said_and_written_by_the_next_start(tmp_path: Path, whole: dict[str, bytes]) -> None:
+    directory = tmp_path / "folder"
+    (directory / "result.json.new").mkdir(parents=True)
+    with pytest.raises(RunFailedError, match=r"result\.json` cannot be written .* all episodes are kept"):
+        await evaluate(directory)
+    (directory / "result.json.new").rmdir()
+    policy = Coin()
+    await evaluate(directory, policy)
+    assert policy.answered == [] and files_of(directory) == whole
+
+
+async def test_after_a_kill_in_the_middle_of_any_line_the_rest_is_played_and_the_files_are_the_same(
+    tmp_path: Path, whole: dict[str, bytes]
+) -> None:
+    """The bytes that a kill leaves: any beginning of what was written, in both files, whatever had got to the disk of either."""
+    chance = random.Random(5)
+    lines = whole["episodes.jsonl"].splitlines(keepends=True)
+    for attempt in range(12):
+        directory = tmp_path / str(attempt)
+        directory.mkdir()
+        (directory / "plan.json").write_bytes(whole["plan.json"])
+        early = [lines[place] for place in sorted(chance.sample(range(NUM_EPISODES), chance.randrange(NUM_EPISODES)))]
+        for name, written in (("episodes.jsonl", lines), ("episodes.partial.jsonl", early), ("timings.jsonl", early)):
+            content = b"".join(written)
+            (directory / name).write_bytes(content[: chance.randrange(len(content) + 1)])
+        await evaluate(directory)
+        assert files_of(directory) == whole
+        for line in (directory / "timings.jsonl").read_text().splitlines():
+            json.loads(line)
+
+
+async def test_a_row_that_lacks_what_scores_need_is_a_damaged_one(tmp_path: Path) -> None:
+    await evaluate(tmp_path)
+    lines = (tmp_path / "episodes.jsonl").read_text().splitlines(keepends=True)
+    for damage in ({"status": None}, {"token_versions": None}, {"error": "it broke"}, {"episode_id": ["s0|n0"]}):
+        row = json.loads(lines[2]) | damage
+        row = {key: value for key, value in row.items() if value is not None or key in ("error", "seed", "split", "stop_reason")}
+        (tmp_path / "episodes.jsonl").write_text("".join([*lines[:2], json.dumps(row) + "\n", *lines[3:]]))
+        with pytest.raises(ConfigError, match="line 3: not an episode of this evaluation"):
+            await evaluate(tmp_path)
+
+
+async def test_what_is_nested_too_deeply_to_be_written_costs_no_row(tmp_path: Path) -> None:
+    class Deep(Coin):
+        async def answer(self, prompt: WordsPrompt, seed: int) -> WordsReply:
+            arguments = json.loads('{"x": ' + "[" * 900 + "]" * 900 + "}")
+            call = ToolCall("c1", "sum", arguments, raw="{}")
+            return replace(await super().answer(prompt, seed), tool_calls=(call,))
+
+    result = await evaluate(tmp_path, Deep())
+    rows = read_episodes(tmp_path)
+    assert [row["episode_id"] for row in rows] == [row["episode_id"] for row in result.rows] and len(rows) == NUM_EPISODES
+    assert rows[0]["messages"] == "cannot be written: RecursionError" and rows[0]["error"] == result.rows[0]["error"]
+    assert json.dumps(score_rows(rows, 1.0)) == json.dumps(result.scores)
+
+
+async def test_ids_of_any_letters_and_numbers_that_are_none_are_rows_that_are_read_as_they_were(tmp_path: Path) -> None:
+    class Odd(Sums):
+        def __init__(self) -> None:
+            super().__init__(4)
+            odd = ["a|n0", "a|s0", "a\n\u2028\x85\"", "\ud800 \U0001f600"]
+            self._tasks = [{**spec, "id": name, "difficulty": float("nan"), "group": ["g"]} for spec, name in zip(self._tasks, odd, strict=True)]
+
+    config = asking(seeds=(0, -1), samples_per_task=2, sampling=WARM)
+    first = await harness(Odd(), policy=Coin(), output_dir=tmp_path).run(config)
+    written = files_of(tmp_path)
+    assert len({row["episode_id"] for row in first.rows}) == 16 and read_episodes(tmp_path) == first.rows
+    assert first.rows[2]["episode_id"] == "a|n0|s-1|n0" and first.rows[0]["difficulty"] is None
+    again = await harness(Odd(), policy=Coin(), output_dir=tmp_path).run(config)
+    assert again.scores == first.scores and files_of(tmp_path) == written
+    assert EvalResult.from_json(tmp_path / "result.json").scores == json.loads(json.dumps(first.scores))
+
+
+async def test_what_the_environment_writes_into_a_task_reaches_no_other_episode_and_no_row(tmp_path: Path) -> None:
+    class Careless(Sums):
+        async def play(self, spec: TaskSpec, session: Session) -> Outcome:
+            outcome = await super().play(dict(spec), session)
+            spec["deck"].clear()
+            spec |= {"a": 99, "difficulty": "none", "seed": "gone"}
+            return outcome
+
+        def question(self, spec: TaskSpec) -> str:
+            assert spec["deck"] == [1, 2] and spec["a"] < 99
+            return super().question(spec)
+
+    env = Careless(3, fields={"deck": [1, 2], "difficulty": 1})
+    result = await harness(env, policy=Coin(), should_probe=True).run(asking(seeds=(5,), samples_per_task=2, sampling=WARM))
+    assert result.scores["n_scored"] == 6 and result.scores["reproducible"] is True
+    assert {(row["difficulty"], row["seed"]) for row in result.rows} == {(1, 5)}
+    assert env.tasks() == [{"id": f"s{a}", "a": a, "deck": [1, 2], "difficulty": 1} for a in range(3)]
 
 
 async def test_progress_of_a_resumed_run_begins_where_it_was(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -190,3 +190,41 @@ def test_an_evaluation_of_a_run_says_what_it_played_so_that_others_can_be_compar
     assert (told.model, told.samples_per_task, told.sampling.temperature) == ("tiny", 1, 0.0)
     assert dataset_of(OpenEnvConfig(base_url="http://me:secret@host:8000")) == "openenv:http://<redacted>@host:8000"
     assert dataset_of(PythonEnvConfig(import_path="my.env:make")) == "py:my.env:make"
+
+
+async def test_an_environment_that_asks_the_same_whatever_the_task_is_told_in_the_metrics_and_is_reproducible_all_the_same(
+    measuring: Measure, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Alike(ToyEnv):
+        async def play(self, spec: TaskSpec, session: Any) -> Any:
+            return await super().play({**spec, "question": "the same"}, session)
+
+    measure = measuring(config_of(tmp_path, {"alike": {}, "fair": {}}, num_tasks=3), Alike("alike"), ToyEnv("fair"))
+    with caplog.at_level(logging.WARNING):
+        await measure(step=0, version=0)
+        await measure(step=1, version=0)
+    assert caplog.text.count("different tasks begin alike") == 1
+    for row in read_lines(tmp_path / "metrics.jsonl"):
+        assert (row["eval/alike/different_tasks"], row["eval/fair/different_tasks"]) == (0, 1)
+        assert row["eval/alike/reproducible"] == row["eval/fair/reproducible"] == 1
+
+
+async def test_after_a_hold_that_ran_out_the_next_environment_is_measured_with_the_version_that_it_says(
+    measuring: Measure, tmp_path: Path
+) -> None:
+    pool = PolicyPool([ScriptedEndpoint()], 0)
+
+    async def late(spec: TaskSpec) -> None:
+        if pool.version == 0:
+            await pool.update(1)  # as an update that waited for the hold, whose deadline has passed
+
+    @contextlib.asynccontextmanager
+    async def expired(holder: str, deadline_s: float) -> AsyncIterator[int]:
+        yield pool.version
+
+    pool.hold_version = expired  # type: ignore[method-assign]
+    measure = measuring(config_of(tmp_path, {"a": {}, "b": {}}, num_tasks=2), ToyEnv("a", before_play=late), ToyEnv("b"), pool=pool)
+    await measure(step=0, version=0)
+    (row,) = read_lines(tmp_path / "metrics.jsonl")
+    assert (row["eval/a/policy_version"], row["eval/b/policy_version"]) == (0, 1)
+    assert row["eval/b/n_other_version"] == 0 and EvalResult.from_json(tmp_path / "evals" / "step_000000.b.json").version == 1

@@ -35,7 +35,10 @@ def printed(rows: list[dict[str, Any]], **more: Any) -> str:
 
 
 def test_the_table_tells_scores_counts_kinds_and_what_failed_first() -> None:
-    probes = [{"kind": "same_task", "tasks": ["a"], "passed": False, "detail": "'1' and then '2'"}]
+    probes = [
+        {"kind": "same_task", "tasks": ["a"], "passed": False, "detail": "'1' and then '2'"},
+        {"kind": "different_tasks", "tasks": ["a", "b"], "passed": False, "detail": "all begin with '1'"},
+    ]
     lines = [" ".join(line.split()) for line in printed(ROWS, reproducible=False, probes=probes).splitlines()]
     assert lines[0] == "[sums]: toy"
     for expected in (
@@ -48,6 +51,7 @@ def test_the_table_tells_scores_counts_kinds_and_what_failed_first() -> None:
         "calls 1.5",
         "reproducible no",
         "same task '1' and then '2'",
+        "different tasks all begin with '1'",
         "easy 100.0 % ± 0.0 % 1.000 6 2",
         "hard 0.0 % ± 0.0 % 0.000 1 1",
         "env 2 Broken: Broken of e",

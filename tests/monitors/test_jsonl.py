@@ -123,3 +123,11 @@ def test_what_cannot_be_written_costs_its_own_key_of_an_object_and_no_other(tmp_
     first, odd, last = read_lines(tmp_path / "x.jsonl")
     assert (first, odd["a"], last) == ({"a": 1}, [1, 2], {"a": 3})
     assert odd["info"] == "cannot be written: RecursionError" and odd["big"] == "cannot be written: ValueError"
+
+
+def test_a_name_with_half_of_a_surrogate_pair_costs_no_row(tmp_path: Path) -> None:
+    file = MetricsFile(tmp_path / "metrics.jsonl")
+    file.log(2, {"tasks/toy/key/\ud83d/prob": 0.5})
+    file.log(1, {"loss/total": 1.0})
+    file.close()
+    assert read_lines(tmp_path / "metrics.jsonl") == [{"step": 1, "loss/total": 1.0}, {"step": 2, "tasks/toy/key/\ud83d/prob": 0.5}]

@@ -190,7 +190,7 @@ class Connection:
         raise self._break(f"the answer to `{kind}` is no observation: {answer[:200]!r}")
 
     def _refusal(self, kind: str, data: dict[str, Any]) -> RefusedError:
-        code, message = str(data.get("code"))[:MAX_MESSAGE_CHARS], whole_characters(str(data.get("message"))[:MAX_MESSAGE_CHARS])
+        code, message = (whole_characters(str(data.get(key))[:MAX_MESSAGE_CHARS]) for key in ("code", "message"))
         if code == "CAPACITY_REACHED":
             self._broken = message
             used = f"{data.get('active_sessions')} of {data.get('max_sessions')} sessions are in use"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,8 +20,10 @@ from jaxrl.config.turns import BudgetConfig
 from jaxrl.envs.base import Message, TaskSpec, opening
 from jaxrl.envs.chat import ChatEnvironment, Episode, Said
 from jaxrl.envs.deadline import waiting_its_turn
+from jaxrl.envs.grading.worker import finite
 from jaxrl.envs.hooks import called
 from jaxrl.envs.openenv.adapter import Adapter, build_adapter
+from jaxrl.envs.openenv.addresses import http_url, shown_url
 from jaxrl.envs.openenv.connection import CapacityReachedError, Connection, Observation, require_websockets
 from jaxrl.envs.openenv.room import Room
 from jaxrl.envs.openenv.task_api import SyncTaskAPIClient
@@ -120,7 +123,9 @@ class OpenEnvEnvironment(ChatEnvironment):
                 refusals += 1
                 self._room.refused()
                 self._tell_once(error)
-                continue  # the server ends such a connection
+                if connection is not None:
+                    await connection.close()  # the server ends such a connection; if it does not, nobody else would
+                continue
             except BaseException:
                 await self._give_back(connection)
                 raise
@@ -145,7 +150,7 @@ class OpenEnvEnvironment(ChatEnvironment):
             return self._clock() - started_s
         except TimeoutError:
             raise EnvError(
-                f"env {self.name!r}: no session of {self._base_url} was free within `capacity_deadline_s`="
+                f"env {self.name!r}: no session of {shown_url(self._base_url)} was free within `capacity_deadline_s`="
                 f"{self._config.capacity_deadline_s:g} s (refused {refusals} times); let the server have more of them "
                 "(`max_concurrent_envs`), or wait longer"
             ) from None
@@ -159,15 +164,19 @@ class OpenEnvEnvironment(ChatEnvironment):
         """Keep an observation, and what it says it has cost."""
         episode.state["observations"].append(seen)
         key = self._config.cost_key
-        if key in seen.metadata:
-            cost = seen.metadata[key]
-            if isinstance(cost, bool) or not isinstance(cost, int | float):
-                raise EnvError(f"env {self.name!r}: `{key}` of an observation's metadata must be a number, got {cost!r:.100}")
+        if (told := seen.metadata.get(key)) is not None:  # null is not told, like a reward
+            cost = finite(told)
+            if cost is None or cost < 0:
+                raise EnvError(f"env {self.name!r}: `{key}` of an observation's metadata must be a number from 0 on, got {told!r:.100}")
             episode.metrics[key] = episode.metrics.get(key, 0.0) + cost
 
     async def _messages(self, episode: Episode) -> Sequence[Message]:
         said = await self._adapted(self._adapter.message, dict(episode.state["observations"][-1].observation), episode.spec)
-        return [{"role": "user", "content": said}] if isinstance(said, str) else said
+        if isinstance(said, str):
+            return [{"role": "user", "content": said}]
+        if not isinstance(said, Sequence):
+            raise EnvError(f"env {self.name!r}: `message` must return a text or a list of messages, got {said!r:.100}")
+        return said
 
     async def _adapted(self, method: Callable[..., Any], *args: Any) -> Any:
         what = f"env {self.name!r}: what `{getattr(method, '__name__', method)}` returns"
@@ -184,6 +193,10 @@ def openenv_environment(config: OpenEnvConfig) -> OpenEnvEnvironment:
     name = env_name(config)
     where = f"env {name!r}"
     require_websockets()
+    try:
+        http_url(config.base_url)
+    except ValueError as error:
+        raise ConfigError(f"{where}: `base_url`: {error}") from None
     return OpenEnvEnvironment(
         name,
         _tasks(config, where),
@@ -202,16 +215,23 @@ def _tasks(config: OpenEnvConfig, where: str) -> list[TaskSpec]:
         except NotImplementedError as error:
             return _tasks_of_seeds(config, where, error)
         except EnvUnreachableError as error:
-            raise EnvUnreachableError(f"{where}: `base_url`={config.base_url!r}: {error}") from error
+            raise EnvUnreachableError(f"{where}: `base_url`={shown_url(config.base_url)!r}: {error}") from error
         except (TaskAPIError, IndexError, ValueError) as error:
             raise ConfigError(f"{where}: the tasks of `split`={config.split!r} cannot be listed: {error}{_splits(client)}") from error
-    return [_spec(config, task, index, seed) for index, task in enumerate(listed) for seed in config.seeds]
+    if not listed:
+        raise ConfigError(f"{where}: `split`={config.split!r} of the server has no tasks")
+    return [_spec(config, task, index, seed, where) for index, task in enumerate(listed) for seed in config.seeds]
 
 
-def _spec(config: OpenEnvConfig, task: Any, index: int, seed: int) -> TaskSpec:
+def _spec(config: OpenEnvConfig, task: Any, index: int, seed: int, where: str) -> TaskSpec:
     """Return the spec of a task under a seed: what the server says of it, and what it is reset with."""
+    try:
+        json.dumps(task, ensure_ascii=False, allow_nan=False).encode()  # as logs and checkpoints keep it
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{where}: task {index} of `split`={config.split!r} is no JSON: {error}") from error
     said = dict(task) if isinstance(task, dict) else {"task": task}
-    identity = str(said.get("id", f"{config.split}-{index}"))
+    given = said.get("id")
+    identity = f"{config.split}-{index}" if given is None else str(given)
     if len(config.seeds) > 1:
         identity = f"{identity}|s{seed}"
     return {**said, "id": identity, "split": config.split, "index": index, "seed": seed}

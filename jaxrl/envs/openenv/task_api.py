@@ -24,8 +24,9 @@ from urllib.parse import quote
 
 import httpx
 
-from jaxrl.envs.openenv.addresses import http_url, is_loopback
-from jaxrl.errors import EnvUnreachableError, TaskAPIError, UnknownEnvironmentError
+from jaxrl.envs.openenv.addresses import http_url, is_loopback, shown_url
+from jaxrl.errors import ConfigError, EnvUnreachableError, TaskAPIError, UnknownEnvironmentError
+from jaxrl.inference.rendering.messages import whole_characters
 
 T = TypeVar("T")
 
@@ -57,10 +58,12 @@ class TaskAPIClient:
 
         Raises:
           ValueError: an argument is out of range, or `base_url` is no address.
+          ConfigError: environment variables name a proxy that needs a package.
         """
         if not (timeout > 0 and page_size >= 1 and retries >= 0):
             raise ValueError(f"expected timeout > 0, page_size >= 1 and retries >= 0, got {timeout!r}, {page_size!r} and {retries!r}")
         self.base_url = http_url(base_url)
+        self._shown_url = shown_url(self.base_url)
         self.env_name = env_name
         self._timeout_s = timeout
         self._page_size = page_size
@@ -85,7 +88,7 @@ class TaskAPIClient:
         try:
             names = await self._ask("GET", "/list_environments")
         except UnknownEnvironmentError as error:
-            raise NotImplementedError(f"{self.base_url} has no Task API: {error}") from error
+            raise NotImplementedError(f"{self._shown_url} has no Task API: {error}") from error
         return self._list(names, "/list_environments", str)
 
     async def list_splits(self) -> list[dict[str, Any]]:
@@ -100,7 +103,7 @@ class TaskAPIClient:
         """Return how many tasks a split has."""
         number = await self._ask_env("POST", "num_tasks", {"split": split}, key="num_tasks")
         if isinstance(number, bool) or not isinstance(number, int) or number < 0:
-            raise TaskAPIError(f"{self.base_url}: `num_tasks` of split {split!r} must be a whole number, got {number!r:.100}")
+            raise TaskAPIError(f"{self._shown_url}: `num_tasks` of split {split!r} must be a whole number, got {number!r:.100}")
         return number
 
     async def get_task(self, split: str, index: int) -> Any:
@@ -148,7 +151,7 @@ class TaskAPIClient:
                 page = [await self.get_task(split, index) for index in range(start, stop)]
             if len(page) != stop - start:
                 raise TaskAPIError(
-                    f"{self.base_url}: split {split!r} has {total} tasks, and the range from {start} to {stop} came with {len(page)}"
+                    f"{self._shown_url}: split {split!r} has {total} tasks, and the range from {start} to {stop} came with {len(page)}"
                 )
             for task in page:
                 yield task
@@ -167,14 +170,17 @@ class TaskAPIClient:
     def _connect(self) -> httpx.AsyncClient:
         # Certificates take 0.1 s to load, and an address of plain HTTP needs none.
         verify = self.base_url.startswith("https")
-        return httpx.AsyncClient(timeout=self._timeout_s, trust_env=not is_loopback(self.base_url), verify=verify)
+        try:
+            return httpx.AsyncClient(timeout=self._timeout_s, trust_env=not is_loopback(self.base_url), verify=verify)
+        except ImportError as error:
+            raise ConfigError(f"{self._shown_url}: the proxy that environment variables name for it cannot be used: {error}") from error
 
     async def _name(self) -> str:
         if self.env_name is None:
             names = await self.list_environments()
             if len(names) != 1:
                 raise UnknownEnvironmentError(
-                    f"{self.base_url} has {len(names)} environments; name one of them: {', '.join(names) or 'none'}"
+                    f"{self._shown_url} has {len(names)} environments; name one of them: {', '.join(names) or 'none'}"
                 )
             self.env_name = names[0]
         return self.env_name
@@ -186,24 +192,24 @@ class TaskAPIClient:
         if key is None:
             return answer
         if not isinstance(answer, dict) or key not in answer:
-            raise TaskAPIError(f"{self.base_url}{path}: expected an object with `{key}`, got {answer!r:.200}")
+            raise TaskAPIError(f"{self._shown_url}{path}: expected an object with `{key}`, got {answer!r:.200}")
         return answer[key]
 
     async def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
         """Return the JSON of one answer; the module says what others are raised as."""
         response = await self._send(method, path, body)
-        where = f"{method} {self.base_url}{path}"
+        where = f"{method} {self._shown_url}{path}"
         if response.status_code != 200:
             kind = _RAISED_AS.get(response.status_code, TaskAPIError)
             raise kind(f"{where}: the server answered {response.status_code}: {_detail(response)}")
         try:
             return response.json()
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise TaskAPIError(f"{where}: the answer is no JSON: {response.text[:200]!r}") from error
 
     async def _send(self, method: str, path: str, body: dict[str, Any] | None) -> httpx.Response:
         """Return the answer to one request, which is sent again if its connection is lost."""
-        where, url = f"{method} {self.base_url}{path}", self.base_url + path
+        where, url = f"{method} {self._shown_url}{path}", self.base_url + path
         try:
             async with asyncio.timeout(self._timeout_s):
                 try:
@@ -226,7 +232,7 @@ class TaskAPIClient:
 
     def _list(self, value: Any, what: str, kind: type) -> list[Any]:
         if not isinstance(value, list) or not all(isinstance(item, kind) for item in value):
-            raise TaskAPIError(f"{self.base_url}: `{what}` must be a list of {kind.__name__}s, got {value!r:.200}")
+            raise TaskAPIError(f"{self._shown_url}: `{what}` must be a list of {kind.__name__}s, got {value!r:.200}")
         return value
 
 
@@ -309,9 +315,9 @@ def _detail(response: httpx.Response) -> str:
     """Return what a server says about its refusal."""
     try:
         detail = response.json()
-    except ValueError:
+    except (ValueError, RecursionError):
         return response.text[:200].strip() or "nothing"
-    return str(detail.get("detail", detail) if isinstance(detail, dict) else detail)[:500]
+    return whole_characters(str(detail.get("detail", detail) if isinstance(detail, dict) else detail)[:500])
 
 
 def _told(error: Exception) -> str:
