@@ -68,15 +68,20 @@ def causes_of(error: BaseException) -> list[BaseException]:
     return chain
 
 
-def in_words(error: BaseException) -> str:
-    """Return an exception in words, and where it was raised.
+def headline(error: BaseException) -> str:
+    """Return an exception in words: its type, and what it says if it says anything.
 
     Example:
-      >>> in_words(ValueError("no tasks"))
-      'ValueError: no tasks'
+      >>> headline(ValueError("no tasks")), headline(TimeoutError())
+      ('ValueError: no tasks', 'TimeoutError')
     """
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+def in_words(error: BaseException) -> str:
+    """Return an exception in words, and where somebody's code raised it (`place_of`)."""
     place = place_of(error)
-    return f"{type(error).__name__}: {error}" + (f" ({place})" if place else "")
+    return headline(error) + (f" ({place})" if place else "")
 
 
 def place_of(error: BaseException) -> str:

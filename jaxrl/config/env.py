@@ -1,7 +1,8 @@
-"""Which environments a run plays, how tokens are sampled in them, and how their tasks are picked.
+"""Which environments a run plays: one class per environment, told apart by `type`.
 
-One class per environment, told apart by `type`; an option exists only on the class where it means something. What only
-the environment itself can judge, such as the parameters of a dataset, is checked where it is built (`envs.build`).
+In: a table of the configuration. Out: the section of its type, here those of questions that jaxrl asks itself (`env_outside` has the
+others, `env_base` what all of them have). An option exists only on the class where it means something. What only the environment itself
+can judge, such as the parameters of a dataset, is checked where it is built (`envs.build`).
 """
 
 from __future__ import annotations
@@ -11,117 +12,33 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from jaxrl.config.algorithm import AlgorithmConfig, CoefficientsConfig
 from jaxrl.config.base import IMPORT_PATH, Section
-from jaxrl.config.reward import RewardConfig
-from jaxrl.config.tasks import TasksConfig, UniformTasksConfig
-from jaxrl.config.turns import BudgetConfig, History, Truncated
+from jaxrl.config.env_base import EnvBase, ExampleConfig, SamplingConfig, env_name
+from jaxrl.config.env_outside import AgentEnvConfig, OpenEnvConfig, PythonEnvConfig, VerifiersEnvConfig
+from jaxrl.config.turns import BudgetConfig
+
+__all__ = [
+    "AgentEnvConfig",
+    "EnvBase",
+    "EnvConfig",
+    "ExampleConfig",
+    "FeedbackEnvConfig",
+    "GymQuestionsConfig",
+    "OpenEnvConfig",
+    "PythonEnvConfig",
+    "PythonToolConfig",
+    "QuestionsEnvConfig",
+    "ReasoningGymEnvConfig",
+    "ReverseTextEnvConfig",
+    "SamplingConfig",
+    "TierConfig",
+    "ToolsEnvConfig",
+    "VerifiersEnvConfig",
+    "env_name",
+]
 
 TOOL_NAME = r"^[A-Za-z_][A-Za-z0-9_-]{0,63}$"
 """What OpenAI's API takes for the name of a tool."""
-LEAST_TEMPERATURE = 1e-5
-"""The engine refuses any below it but 0."""
-
-
-class SamplingConfig(Section):
-    """How tokens are sampled."""
-
-    temperature: float = Field(default=1.0, ge=0, le=2)
-    """0 is greedy; above 0 where the policy's tokens are trained on."""
-    top_p: float = Field(default=1.0, gt=0, le=1)
-    """Nucleus sampling; must stay 1 where the policy's tokens are trained on."""
-    top_k: int = Field(default=0, ge=0)
-    """Keep the k likeliest tokens, 0 keeps all; must stay 0 where the policy's tokens are trained on."""
-    min_p: float = Field(default=0.0, ge=0, lt=1)
-    """Keep tokens at least this likely relative to the likeliest; must stay 0 where the policy's tokens are trained
-    on."""
-    max_tokens: int = Field(default=256, ge=1)
-    """Tokens of one reply at most; clamped to what is left of the window."""
-    stop: list[str] = []
-    """Strings that end a reply besides the model's stop ids."""
-
-    @model_validator(mode="after")
-    def _temperature_is_not_near_zero(self) -> SamplingConfig:
-        if 0 < self.temperature < LEAST_TEMPERATURE:
-            raise ValueError(
-                f"`temperature`={self.temperature:g} is so low that logits divided by it overflow; use 0 for the likeliest token, or at "
-                f"least {LEAST_TEMPERATURE:g}"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _stop_strings_are_not_empty(self) -> SamplingConfig:
-        if "" in self.stop:
-            raise ValueError("`stop` holds an empty string, which would end every reply at its first token; leave it out")
-        return self
-
-
-class ExampleConfig(Section):
-    """A question with its answer, shown to the policy as two turns of the conversation."""
-
-    question: str = Field(min_length=1)
-    """The user's message, worded as the environment words its questions."""
-    answer: str = Field(min_length=1)
-    """The assistant's reply to it."""
-
-
-class EnvBase(Section):
-    """What every environment has, whatever its type."""
-
-    demonstration_setting: ClassVar[str | None] = None
-    """Name of the setting that says where in a task its demonstration is, if there is one."""
-    has_one_turn: ClassVar[bool] = False
-    """True if every rollout ends with the first reply."""
-    speaks_as: ClassVar[str | None] = None
-    """The role of whatever it says after the first reply; None if that is not known here."""
-
-    type: str
-    """Tag of the environment; each environment fixes its own."""
-    name: str | None = Field(default=None, min_length=1, pattern=r"^[A-Za-z0-9_.\-]+$")
-    """Name in metrics and logs; null takes the environment's own default. Unique among the training environments, and
-    among those of evaluation."""
-    system_prompt: str | None = None
-    """A system message before the question; null sends none."""
-    examples: list[ExampleConfig] = []
-    """Turns between the system message and the question; a task that asks an example's question is left out."""
-    ratio: float = Field(default=1.0, gt=0)
-    """Share of groups drawn from this environment, relative to the others' ratios."""
-    rollout_deadline_s: float = Field(default=300.0, gt=0)
-    """A rollout still running after this many seconds is an error (`timeout`), not a reward of 0."""
-    history: History = "template"
-    """What a later turn makes of earlier ones: `template` follows the chat template and forks a branch where that rewrites them, `keep`
-    continues the very tokens that the model saw."""
-    truncated: Truncated = "train"
-    """Rollouts that a limit cut short: `train`, `mask` (they count in the baseline and none of their sampled tokens is trained) or
-    `drop` (left out of the group)."""
-    reward: RewardConfig | None = None
-    """What scores a reply in place of the environment's own scorer; null keeps that one."""
-    reward_deadline_s: float = Field(default=30.0, gt=0, le=86400)
-    """A scorer that runs in a worker process is killed after this many seconds; the reward is then missing, not 0. Waiting for a
-    free process does not count."""
-    reward_workers: int = Field(default=2, ge=1)
-    """Worker processes that score replies at the same time; each is started when a reply finds the others busy."""
-    algo: AlgorithmConfig | None = None
-    """This environment's algorithm; null inherits `orchestrator.algo` whole."""
-    coefficients: CoefficientsConfig = CoefficientsConfig()
-    """How much each loss component of this environment counts beside those of the others."""
-    sampling: SamplingConfig | None = None
-    """This environment's token sampling; null inherits `orchestrator.sampling`."""
-    tasks: TasksConfig = UniformTasksConfig()
-    """How this environment's next task is picked, and which groups are let into a batch."""
-    success_threshold: float | None = None
-    """A rollout whose reward reaches this is a success, for a curriculum and in evaluation; null means 1 in training and
-    `orchestrator.eval.success_threshold` in evaluation."""
-
-    @property
-    def gives_turn_rewards(self) -> bool:
-        """False if it is known to give no reward for each turn."""
-        return not self.has_one_turn
-
-    @property
-    def tool_names(self) -> list[str]:
-        """Names of the tools that it is known to have."""
-        return []
 
 
 class TierConfig(Section):
@@ -330,144 +247,6 @@ class FeedbackEnvConfig(GymQuestionsConfig):
         return self
 
 
-class PythonEnvConfig(EnvBase):
-    """An environment of your own: a class or function that is called with `name` and `kwargs` and returns one."""
-
-    type: Literal["python"] = "python"
-    """Which environment: `reasoning_gym`, `questions`, `reverse_text`, `tools`, `feedback`, `python`, `agent`, `openenv` or `verifiers`."""
-    import_path: str = Field(pattern=IMPORT_PATH)
-    """`package.module:name`, importable from where the run is started; refused if `run.allow_import_paths` is false."""
-    kwargs: dict[str, Any] = {}
-    """Further keyword arguments of the call."""
-    budget: BudgetConfig = BudgetConfig()
-    """When a conversation of a `ChatEnvironment` ends though that would go on."""
-
-
-class AgentEnvConfig(EnvBase):
-    """An agent of your own, a program that talks to the policy through OpenAI's API and says what that was worth."""
-
-    type: Literal["agent"] = "agent"
-    """Which environment: `reasoning_gym`, `questions`, `reverse_text`, `tools`, `feedback`, `python`, `agent`, `openenv` or `verifiers`."""
-    import_path: str = Field(pattern=IMPORT_PATH)
-    """`package.module:function`, importable from where the run is started; refused if `run.allow_import_paths` is false. It is called as
-    `function(spec, base_url, api_key, **kwargs)` and returns a reward, None, or an `Outcome`, which may be a dict."""
-    kwargs: dict[str, Any] = {}
-    """Further keyword arguments of each call."""
-    path: str = Field(min_length=1)
-    """The tasks: one JSON object a line (JSONL), relative to where the run is started. Each may have an `id` that no other has."""
-    budget: BudgetConfig = BudgetConfig(max_turns=64)
-    """When the agent's requests are refused, whatever conversation of the rollout they belong to."""
-
-    @model_validator(mode="after")
-    def _agent_words_its_own_prompts(self) -> AgentEnvConfig:
-        for name in ("system_prompt", "examples"):
-            if getattr(self, name):
-                raise ValueError(f"`{name}` has no place in an environment of type 'agent', which words its own prompts; leave it out")
-        return self
-
-
-class OpenEnvConfig(EnvBase):
-    """An environment behind an OpenEnv server, whose tasks it lists (Task API) and whose episodes it plays over a WebSocket."""
-
-    type: Literal["openenv"] = "openenv"
-    """Which environment: `reasoning_gym`, `questions`, `reverse_text`, `tools`, `feedback`, `python`, `agent`, `openenv` or `verifiers`."""
-    base_url: str = Field(pattern=r"^(https?|wss?)://")
-    """The server, such as `http://127.0.0.1:8000`."""
-    server_env: str | None = None
-    """Which environment of the server; null takes the only one that it lists."""
-    split: str = "train"
-    """Which of the server's splits."""
-    num_tasks: int | None = Field(default=None, ge=1)
-    """Tasks of the split, the first ones; null takes all of them. A server that lists none needs a number: its tasks are as many seeds,
-    from the first of `seeds` on."""
-    seeds: list[int] = Field(default=[0], min_length=1)
-    """Each task is played under each of these seeds; all rollouts of a group have the same one."""
-    question_key: str = "question"
-    """Field of the observation that is the user's message; an empty text shows the whole observation as JSON."""
-    action: dict[str, Any] = {"answer": "{reply}"}
-    """The fields of an action; `{reply}` in a text stands for the policy's reply, without what it set apart as thinking."""
-    import_path: str | None = Field(default=None, pattern=IMPORT_PATH)
-    """`package.module:name` of an object of your own with `message(observation, spec)` and `action(reply, spec)`, in place of
-    `question_key` and `action`; refused if `run.allow_import_paths` is false."""
-    reward_of: Literal["last", "sum"] = "last"
-    """What a rollout is worth: the last reward of its steps that is not null, or the sum of all; without any it has none."""
-    cost_key: str = "service_spend"
-    """Number in the metadata of observations that is summed up and kept as a metric of that name, for `tasks.cost`."""
-    budget: BudgetConfig = BudgetConfig()
-    """When a conversation ends though the environment goes on."""
-    max_sessions: int | None = Field(default=None, ge=1)
-    """Sessions at the same time; null opens as many as are wanted and waits where the server has no room."""
-    capacity_deadline_s: float = Field(default=300.0, gt=0)
-    """How long a rollout may wait for its session; meanwhile the clock of `rollout_deadline_s` stands still."""
-    request_deadline_s: float = Field(default=60.0, gt=0)
-    """How long the server may take to answer one request."""
-
-    @model_validator(mode="after")
-    def _seeds_are_different(self) -> OpenEnvConfig:
-        if len(set(self.seeds)) < len(self.seeds) or min(self.seeds) < 0:
-            raise ValueError(f"`seeds` must be 0 or above, each once, got {self.seeds}")
-        return self
-
-    @model_validator(mode="after")
-    def _replies_reach_the_server(self) -> OpenEnvConfig:
-        if self.import_path is None and not _holds_reply(self.action):
-            raise ValueError(f"`action`={self.action!r} has no '{{reply}}' in a text, so no reply would ever reach the server; put it into one")
-        return self
-
-
-def _holds_reply(template: Any) -> bool:
-    """Say whether a template has a place for the reply, which is in texts and not in the names of fields."""
-    if isinstance(template, dict | list):
-        return any(_holds_reply(value) for value in (template.values() if isinstance(template, dict) else template))
-    return isinstance(template, str) and "{reply}" in template
-
-
-class VerifiersEnvConfig(EnvBase):
-    """A taskset of the `verifiers` package, played by one of its harnesses as it is; the policy answers behind a local OpenAI API."""
-
-    type: Literal["verifiers"] = "verifiers"
-    """Which environment: `reasoning_gym`, `questions`, `reverse_text`, `tools`, `feedback`, `python`, `agent`, `openenv` or `verifiers`."""
-    taskset: str = Field(min_length=1)
-    """The taskset, as verifiers names it: an installed package or a module, importable from where the run is started, or one of its own;
-    refused if `run.allow_import_paths` is false."""
-    taskset_args: dict[str, Any] = {}
-    """The taskset's own settings."""
-    harness: str | None = Field(default=None, min_length=1)
-    """The harness, named like a taskset; null takes the one that the taskset brings, else verifiers' chat loop, whose name is `null` too
-    and which needs the program `uv`. Refused if `run.allow_import_paths` is false."""
-    harness_args: dict[str, Any] = {}
-    """The harness's own settings."""
-    runtime: dict[str, Any] = {"type": "subprocess"}
-    """Where the harness's programs run; verifiers' own default is a sandbox that is rented."""
-    num_tasks: int | None = Field(default=None, ge=1)
-    """Tasks, the first ones; null takes all of them, and a taskset without an end needs a number."""
-    budget: BudgetConfig = BudgetConfig(max_turns=64)
-    """When the harness's requests are refused; what it had done by then is scored."""
-    max_sessions: int | None = Field(default=None, ge=1)
-    """Rollouts at the same time, others wait for their turn; null plays all that are wanted, which may be many programs."""
-    capacity_deadline_s: float = Field(default=3600.0, gt=0)
-    """How long a rollout waits for its turn; this is no part of its `rollout_deadline_s`."""
-    load_deadline_s: float = Field(default=600.0, gt=0)
-    """How long the taskset may take to load, whatever it fetches meanwhile."""
-
-    @property
-    def gives_turn_rewards(self) -> bool:
-        """False: verifiers rewards whole rollouts."""
-        return False
-
-    @model_validator(mode="after")
-    def _taskset_words_its_own_prompts(self) -> VerifiersEnvConfig:
-        for name in ("system_prompt", "examples"):
-            if getattr(self, name):
-                raise ValueError(
-                    f"`{name}` has no place in an environment of type 'verifiers', whose taskset words the prompts; leave it out"
-                )
-        for name in ("taskset", "harness"):
-            if "id" in getattr(self, f"{name}_args"):
-                raise ValueError(f"`{name}_args` holds an `id`; set `{name}`")
-        return self
-
-
 EnvConfig = Annotated[
     ReasoningGymEnvConfig
     | QuestionsEnvConfig
@@ -480,8 +259,3 @@ EnvConfig = Annotated[
     | VerifiersEnvConfig,
     Field(discriminator="type"),
 ]
-
-
-def env_name(config: EnvBase) -> str:
-    """Return the name of an environment: the one it was given, or its dataset's, or its type's."""
-    return config.name or getattr(config, "dataset", None) or config.type

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl.config.env import LEAST_TEMPERATURE
+from jaxrl.config.env_base import LEAST_TEMPERATURE
 from jaxrl.engine.slots import SampledTokens
 from jaxrl.errors import EngineError, PromptTooLongError
 from jaxrl.inference.endpoint import GenerateRequest, Generation, TokenSampling

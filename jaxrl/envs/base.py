@@ -7,6 +7,7 @@ touches tokens itself. A reward is a finite number or None (not scored). Raising
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -160,11 +161,16 @@ def checked_tasks(name: str, tasks: Sequence[TaskSpec]) -> list[TaskSpec]:
       tasks: what it is to play.
 
     Raises:
-      ConfigError: no task, or two tasks with one id, or a task without one.
+      ConfigError: no task, or two tasks with one id, or a task without one, or one that is no JSON.
     """
     ids = [spec.get("id") for spec in tasks]
     if not ids:
         raise ConfigError(f"env {name!r} has no tasks")
+    for index, spec in enumerate(tasks):
+        try:
+            json.dumps(spec, ensure_ascii=False, allow_nan=False).encode()
+        except (TypeError, ValueError, RecursionError) as error:  # better here than when the first checkpoint is written
+            raise ConfigError(f"env {name!r}: task {index} ({ids[index]!r:.100}) is no JSON value: {error}") from error
     if None in ids or len(set(ids)) < len(ids):
         raise ConfigError(f"env {name!r}: every task needs an `id` of its own, got {len(set(ids) - {None})} ids for {len(ids)} tasks")
     return list(tasks)

@@ -112,7 +112,7 @@ class EpisodeBook:
                 for file in self._files.values():
                     file.flush()
             except OSError as error:
-                self._let_go()  # what is half written stays last, so that it can be told from a damaged line
+                pass  # what is half written stays last, so that it can be told from a damaged line
                 raise RunFailedError(
                     f"`{self._directory}` cannot be written any more ({error}); the episodes written so far are kept: make room, and start "
                     "the same evaluation again to go on"
@@ -207,7 +207,7 @@ class EpisodeBook:
             (directory / RESULT).unlink(missing_ok=True)
         self._early = {place: row for place, row in enumerate(self._rows) if place > self._num_written and row is not None}
         _replace(directory / PARTIAL, (object_to_json(row) + "\n" for row in self._early.values()))
-        _replace(directory / EPISODES, (object_to_json(row) + "\n" for row in self._rows[: self._num_written]))
+        _replace(directory / EPISODES, (object_to_json(row) + "\n" for row in self._rows[: self._num_written] if row is not None))
         with contextlib.suppress(ValueError):  # a damaged line of it is nobody's loss; a torn one would spoil the next
             _replace(directory / TIMINGS, [object_to_json(timing) + "\n" for timing in read_lines(directory / TIMINGS)])
         for name in (EPISODES, PARTIAL, TIMINGS):

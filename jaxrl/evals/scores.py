@@ -18,11 +18,11 @@ Row = Mapping[str, Any]
 
 _FAMILIES = ("pass@k", "pass^k", "n_excluded@k")
 _NOT_FLAT = ("per_task", "probes", "metrics")
-_OWN = frozenset(
-    "n_planned n_scored n_error n_unscored n_other_version success_rate success_rate_se success_rate_strict mean_reward error_rate "
-    "mean_completion_tokens mean_num_turns truncated_frac demonstration_nll n_demonstrations reproducible different_tasks "
-    "policy_version training_episodes training_cost".split()
-)
+_OWN = frozenset({
+    "n_planned", "n_scored", "n_error", "n_unscored", "n_other_version", "success_rate", "success_rate_se", "success_rate_strict",
+    "mean_reward", "error_rate", "mean_completion_tokens", "mean_num_turns", "truncated_frac", "demonstration_nll", "n_demonstrations",
+    "reproducible", "different_tasks", "policy_version", "training_episodes", "training_cost",
+})  # fmt: skip
 """Names that a number of an environment's never takes, whether there is such a score this time or not; those of training included."""
 _OWN_BEGINNINGS = (*(name[:-1] for name in _FAMILIES), "by_difficulty/", "by_group/")
 

@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 import httpx
 import numpy as np
 
+from jaxrl.blame import headline
 from jaxrl.config.dump import redact
 from jaxrl.errors import DeadlineError, EndpointDownError, EngineError, JaxrlError, PromptTooLongError
 from jaxrl.inference import wire
@@ -278,9 +279,9 @@ class HttpEndpoint:
             try:
                 response = await self._send("POST", self._root + path, json=body)
             except LOST_CONNECTIONS as error:
-                failures.append(_in_words(error))
+                failures.append(headline(error))
             except httpx.HTTPError as error:
-                raise EngineError(f"{self._where}: {what} failed with {_in_words(error)}") from error
+                raise EngineError(f"{self._where}: {what} failed with {headline(error)}") from error
             else:
                 if response.status_code not in BUSY_STATUSES:
                     return response
@@ -308,7 +309,7 @@ class HttpEndpoint:
         try:
             return await self._send("GET", url)
         except httpx.HTTPError as error:
-            raise EndpointDownError(f"{self._where} cannot be reached: {_in_words(error)}") from error
+            raise EndpointDownError(f"{self._where} cannot be reached: {headline(error)}") from error
 
     async def _look_up_model(self) -> int | None:
         response = await self._get(f"{self.base_url}/models")
@@ -362,7 +363,3 @@ class HttpEndpoint:
         if sampling.max_tokens <= room:
             return request
         return dataclasses.replace(request, sampling=dataclasses.replace(sampling, max_tokens=room))
-
-
-def _in_words(error: httpx.HTTPError) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

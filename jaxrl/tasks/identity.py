@@ -72,6 +72,6 @@ def _digest(value: object, *, allow_nan: bool = True) -> str:
     try:
         text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=allow_nan)
     except (TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"a task must be a JSON value (texts, finite numbers, true, false, null, lists, dicts by text): {error}") from error
+        raise ValueError(f"a task must be a JSON value (text, finite number, true, false, null, list, dict by text): {error}") from error
     # A file of JSON may hold half a surrogate pair, which UTF-8 has no bytes for.
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:16]

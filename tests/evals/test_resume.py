@@ -23,6 +23,7 @@ from jaxrl.errors import ConfigError, EndpointDownError, RunFailedError
 from jaxrl.evals import EvalResult, score_rows
 from jaxrl.evals.book import EpisodeBook, read_episodes
 from jaxrl.monitors.folder import only_writer
+from jaxrl.monitors.jsonl import read_lines
 from jaxrl.types import ToolCall
 from tests.evals.worlds import Coin, Sums, asking, files_of, harness
 
@@ -96,6 +97,7 @@ async def test_a_stopped_run_that_is_resumed_plays_the_rest_and_writes_the_same_
 ) -> None:
     first = await stopped_after(tmp_path / "half", num_answers, concurrency=concurrency)
     assert not (tmp_path / "half" / "result.json").exists()
+    assert concurrency > 1 or (tmp_path / "half" / "episodes.partial.jsonl").read_bytes() == b"", "only what is early is written twice"
     second = Coin()
     await evaluate(tmp_path / "half", second, concurrency=concurrency)
     assert files_of(tmp_path / "half") == whole
@@ -269,13 +271,33 @@ async def test_a_disk_that_fills_up_in_the_middle_of_a_line_and_then_has_room_ag
 
     allowed = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
-        with pytest.raises(RunFailedError, match="cannot be written any more .*File too large"):
+        with pytest.raises(RunFailedError, match=r"cannot be written any more .*File too large"):
             await evaluate(tmp_path / "full", Wordy(), concurrency=1)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, allowed)
     assert not (tmp_path / "full" / "episodes.jsonl").read_bytes().endswith(b"\n"), "a line is torn"
     await evaluate(tmp_path / "full")
     assert files_of(tmp_path / "full") == whole
+
+
+def test_nothing_is_written_behind_a_torn_line_though_there_is_room_again(tmp_path: Path) -> None:
+    ids = [f"a|n{n}" for n in range(7)]
+    book = EpisodeBook(ids, tmp_path)
+    book.open({}, resume=True)
+    allowed = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for place in range(1, 5):  # all of them early
+        book.put(place, {"episode_id": ids[place], "text": "x" * 30_000}, {})
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (70_000, allowed[1]))
+        with pytest.raises(RunFailedError, match="cannot be written any more"):
+            book.flush()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, allowed)
+    for place in (5, 6):
+        book.put(place, {"episode_id": ids[place]}, {})
+        book.flush()
+    book.close()
+    assert [row["episode_id"] for row in read_lines(tmp_path / "episodes.partial.jsonl")] == ids[1:3]
 
 
 async def test_a_result_that_cannot_be_written_is_said_and_written_by_the_next_start(tmp_path: Path, whole: dict[str, bytes]) -> None:
@@ -338,8 +360,10 @@ async def test_ids_of_any_letters_and_numbers_that_are_none_are_rows_that_are_re
     class Odd(Sums):
         def __init__(self) -> None:
             super().__init__(4)
-            odd = ["a|n0", "a|s0", "a\n\u2028\x85\"", "\ud800 \U0001f600"]
-            self._tasks = [{**spec, "id": name, "difficulty": float("nan"), "group": ["g"]} for spec, name in zip(self._tasks, odd, strict=True)]
+            odd = ["a|n0", "a|s0", 'a\n\u2028\x85"', "\ud800 \U0001f600"]
+            self._tasks = [
+                {**spec, "id": name, "difficulty": float("nan"), "group": ["g"]} for spec, name in zip(self._tasks, odd, strict=True)
+            ]
 
     config = asking(seeds=(0, -1), samples_per_task=2, sampling=WARM)
     first = await harness(Odd(), policy=Coin(), output_dir=tmp_path).run(config)

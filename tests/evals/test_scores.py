@@ -191,7 +191,8 @@ def test_what_an_environment_reports_takes_the_name_of_no_score_not_even_of_one_
     scores = score_rows([row("unscored", task_id="a", metrics={**taken, "calls": 2.0})], 1.0)
     assert flat_scores(scores)["calls"] == 2.0 and not set(taken) & set(flat_scores(scores))
     full = rows_of({"a": [1, 0], "b": [None, 1]})
-    every = score_rows([{**each, "difficulty": 1, "group": "g", "turns": 1, "demonstration_nll": 1.0, "demonstration_tokens": 2} for each in full], 1)
+    more = {"difficulty": 1, "group": "g", "turns": 1, "demonstration_nll": 1.0, "demonstration_tokens": 2}
+    every = score_rows([each | more for each in full], 1.0)
     own = flat_scores(every | {"reproducible": True, "different_tasks": True})
     assert "demonstration_nll" in own and "pass@2" in own
     assert flat_scores({"metrics": dict.fromkeys(own, 5.0)}) == {}, "each of them is kept for the score"
@@ -204,3 +205,9 @@ def test_groups_with_names_that_look_like_numbers_that_cannot_be_sorted_come_in_
         for order in (names, names[::-1], sorted(names))
     }
     assert orders == {("2", "10", "-inf", "a", "b", "inf", "nan")}
+
+
+def test_a_token_of_another_version_than_the_held_one_is_counted_once_per_episode() -> None:
+    seen = [(3, [3]), (3, [4]), (3, [3, 4]), (3, []), (None, [4]), (4, [4])]
+    rows = [row("ok", 1.0, task_id=str(i), version=held, token_versions=versions) for i, (held, versions) in enumerate(seen)]
+    assert score_rows(rows, 1.0)["n_other_version"] == 2

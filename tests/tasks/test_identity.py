@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxrl.config.tasks import CurriculumTasksConfig, PoolsTasksConfig, UniformTasksConfig
+from jaxrl.config.tasks import CurriculumTasksConfig, PoolsTasksConfig, TasksConfig, UniformTasksConfig
 from jaxrl.errors import ConfigError
 from jaxrl.tasks import build_task_sampler
 from jaxrl.tasks.identity import fingerprint, task_id
@@ -21,8 +21,10 @@ def test_a_fingerprint_is_of_content_and_order() -> None:
     assert len({fingerprint(tasks), fingerprint(tasks[::-1]), fingerprint([{"id": "a", "x": 2}, tasks[1]])}) == 3
 
 
-@pytest.mark.parametrize("config", [UniformTasksConfig(), CurriculumTasksConfig(key="id"), PoolsTasksConfig()], ids=lambda config: config.type)
-def test_half_of_a_surrogate_pair_is_a_character_like_others_and_what_is_no_json_is_refused_before_the_run(config) -> None:  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize(
+    "config", [UniformTasksConfig(), CurriculumTasksConfig(key="id"), PoolsTasksConfig()], ids=lambda config: config.type
+)
+def test_half_of_a_surrogate_pair_is_a_character_like_others_and_what_is_no_json_is_refused(config: TasksConfig) -> None:
     odd = [{"id": "\ud800", "question": "\ud83d\n\u2028"}, {"question": "\udc00"}]
     sampler = build_task_sampler(config, odd, 0, group_size=2)
     for task in odd:

@@ -46,15 +46,15 @@ class TemplateAdapter:
         del spec
         if not self._question_key:
             return json.dumps(observation, ensure_ascii=False)
-        told = observation.get(self._question_key)
-        if not isinstance(told, str):
-            kind = f"is a {type(told).__name__}" if self._question_key in observation else "is not there"
+        text = observation.get(self._question_key)
+        if not isinstance(text, str):
+            kind = f"is a {type(text).__name__}" if self._question_key in observation else "is not there"
             keys = ", ".join(observation) or "none"
             raise EnvError(
                 f"`question_key`={self._question_key!r} must be a text in every observation, and it {kind}; the observation has the "
                 f"fields: {keys}. Name one of them, or set `question_key` to '' to show all"
             )
-        return told
+        return text
 
     async def action(self, reply: Reply, spec: TaskSpec) -> Mapping[str, Any]:
         """See `Adapter.action`."""

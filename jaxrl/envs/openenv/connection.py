@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from jaxrl.blame import headline
 from jaxrl.envs.grading.worker import finite
 from jaxrl.envs.openenv.addresses import is_loopback, shown_url, ws_url
 from jaxrl.errors import ConfigError, EnvError, EnvUnreachableError
@@ -114,7 +115,9 @@ class Connection:
                 proxy=None if is_loopback(url) else True,
             )
         except (OSError, TimeoutError, WebSocketException, ImportError) as error:  # a proxy may need a package
-            raise EnvUnreachableError(f"{shown_url(url)}: no session can be opened: {_told(error)}; is the server running there?") from error
+            raise EnvUnreachableError(
+                f"{shown_url(url)}: no session can be opened: {headline(error)}; is the server running there?"
+            ) from error
         return cls(socket, url, deadline_s)
 
     async def reset(self, data: Mapping[str, Any]) -> Observation:
@@ -174,7 +177,7 @@ class Connection:
         try:
             return await self._socket.recv()
         except ConnectionClosed as error:
-            raise self._break(f"the server ended the session: {_told(error)}") from error
+            raise self._break(f"the server ended the session: {headline(error)}") from error
 
     def _read(self, kind: str, answer: str | bytes) -> Observation:
         """Return the observation of an answer, or raise the error that it is."""
@@ -215,7 +218,3 @@ class Connection:
         """Return the error of a connection that is not used again."""
         self._broken = problem
         return EnvError(f"{self._url}: {problem}")
-
-
-def _told(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

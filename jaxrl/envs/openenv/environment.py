@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -67,11 +66,6 @@ class OpenEnvEnvironment(ChatEnvironment):
         self._config = config
         self._room = Room(config.max_sessions)
         self._is_full_told = False
-
-    @property
-    def refusals(self) -> int:
-        """How often the server had no room for a session."""
-        return self._room.refusals
 
     async def reset(self, episode: Episode) -> Said:
         """Return what the policy is told first."""
@@ -220,15 +214,11 @@ def _tasks(config: OpenEnvConfig, where: str) -> list[TaskSpec]:
             raise ConfigError(f"{where}: the tasks of `split`={config.split!r} cannot be listed: {error}{_splits(client)}") from error
     if not listed:
         raise ConfigError(f"{where}: `split`={config.split!r} of the server has no tasks")
-    return [_spec(config, task, index, seed, where) for index, task in enumerate(listed) for seed in config.seeds]
+    return [_spec(config, task, index, seed) for index, task in enumerate(listed) for seed in config.seeds]
 
 
-def _spec(config: OpenEnvConfig, task: Any, index: int, seed: int, where: str) -> TaskSpec:
+def _spec(config: OpenEnvConfig, task: Any, index: int, seed: int) -> TaskSpec:
     """Return the spec of a task under a seed: what the server says of it, and what it is reset with."""
-    try:
-        json.dumps(task, ensure_ascii=False, allow_nan=False).encode()  # as logs and checkpoints keep it
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{where}: task {index} of `split`={config.split!r} is no JSON: {error}") from error
     said = dict(task) if isinstance(task, dict) else {"task": task}
     given = said.get("id")
     identity = f"{config.split}-{index}" if given is None else str(given)

@@ -31,8 +31,6 @@ class Room:
         self._pause_s = FIRST_PAUSE_S
         self._next_try: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self.refusals = 0
-        """How often the server had no room."""
 
     @property
     def taken(self) -> int:
@@ -75,7 +73,6 @@ class Room:
 
     def refused(self) -> None:
         """Give a place back that the server did not have."""
-        self.refusals += 1
         self._taken -= 1
         self._learnt = self._taken
         self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)

@@ -24,6 +24,7 @@ from urllib.parse import quote
 
 import httpx
 
+from jaxrl.blame import headline
 from jaxrl.envs.openenv.addresses import http_url, is_loopback, shown_url
 from jaxrl.errors import ConfigError, EnvUnreachableError, TaskAPIError, UnknownEnvironmentError
 from jaxrl.inference.rendering.messages import whole_characters
@@ -222,13 +223,13 @@ class TaskAPIClient:
                             return await fresh.request(method, url, json=body)
                     except _LOST_CONNECTIONS as error:
                         lost = error
-                raise EnvUnreachableError(f"{where}: the connection was lost: {_told(lost)}") from lost
+                raise EnvUnreachableError(f"{where}: the connection was lost: {headline(lost)}") from lost
         except httpx.TimeoutException as error:
-            raise EnvUnreachableError(f"{where}: no answer after {self._timeout_s:g} s: {_told(error)}") from error
+            raise EnvUnreachableError(f"{where}: no answer after {self._timeout_s:g} s: {headline(error)}") from error
         except TimeoutError as error:
             raise EnvUnreachableError(f"{where}: no answer after {self._timeout_s:g} s") from error
         except httpx.HTTPError as error:
-            raise EnvUnreachableError(f"{where}: the server cannot be reached: {_told(error)}; is it running there?") from error
+            raise EnvUnreachableError(f"{where}: the server cannot be reached: {headline(error)}; is it running there?") from error
 
     def _list(self, value: Any, what: str, kind: type) -> list[Any]:
         if not isinstance(value, list) or not all(isinstance(item, kind) for item in value):
@@ -318,7 +319,3 @@ def _detail(response: httpx.Response) -> str:
     except (ValueError, RecursionError):
         return response.text[:200].strip() or "nothing"
     return whole_characters(str(detail.get("detail", detail) if isinstance(detail, dict) else detail)[:500])
-
-
-def _told(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

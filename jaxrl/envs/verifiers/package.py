@@ -10,7 +10,7 @@ import importlib
 import itertools
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager
 from typing import Any
@@ -20,6 +20,7 @@ from jaxrl.envs.base import TaskSpec
 from jaxrl.envs.hooks import look_in_working_folder, told
 from jaxrl.envs.verifiers.verdicts import Verdict, read_episode
 from jaxrl.errors import ConfigError
+from jaxrl.inference.rendering.messages import whole_characters
 
 NO_KEY = "JAXRL_HAS_NO_KEY_FOR_VERIFIERS"
 """Name of an environment variable that nobody sets: the gateway's key is a header, and no other key is to be sent to it."""
@@ -82,7 +83,7 @@ def load_world(config: VerifiersEnvConfig) -> PackageWorld:
         raise ConfigError(f"{where} cannot be loaded: {told(error)}") from error
     if not env.taskset.bounded and config.num_tasks is None:
         raise ConfigError(f"{where} has no end: say how many of its tasks to take, with `num_tasks`")
-    tasks = _within(lambda: list(itertools.islice(env.taskset, config.num_tasks)), config.load_deadline_s, where)
+    tasks = _listed(lambda: itertools.islice(env.taskset, config.num_tasks), config.load_deadline_s, where)
     if not tasks:
         raise ConfigError(f"{where} has no tasks with these `taskset_args`: {config.taskset_args!r}")
     return PackageWorld(env, tasks)
@@ -92,7 +93,21 @@ def spec_of(task: Any, index: int) -> TaskSpec:
     """Return a task as a spec: its key, its place and its data, with `difficulty` and `group` beside them if it has some."""
     data = task.data.model_dump(mode="json", exclude_defaults=True, exclude={"idx"})
     marks = {name: data[name] for name in ("difficulty", "group") if _is_mark(data.get(name))}
-    return {"id": task.key, "index": index, **marks, "data": data}
+    return {"id": task.key, "index": index, **marks, "data": _as_json(data)}
+
+
+def _as_json(value: Any) -> Any:
+    """Return a copy without what JSON has no word for: null for NaN and infinity, U+FFFD for half a character. It is for logs alone."""
+    match value:
+        case dict():
+            return {whole_characters(str(key)): _as_json(part) for key, part in value.items()}
+        case list():
+            return [_as_json(part) for part in value]
+        case str():
+            return whole_characters(value)
+        case float():
+            return value if math.isfinite(value) else None
+    return value
 
 
 def _is_mark(value: Any) -> bool:
@@ -132,13 +147,14 @@ def _harness(config: VerifiersEnvConfig, vf: Any) -> str:
     return own if own == config.taskset else "null"
 
 
-def _within(work: Callable[[], list[Any]], deadline_s: float, where: str) -> list[Any]:
-    """Return what a plain function returns, if it does within the deadline; a thread cannot be killed, and then goes on."""
+def _listed(tasks: Callable[[], Iterable[Any]], deadline_s: float, where: str) -> list[Any]:
+    """Return all tasks, if they are there within the deadline. A thread cannot be killed: it ends with the next task, if there is one."""
     done: Future[list[Any]] = Future()
+    given_up = threading.Event()
 
     def run() -> None:
         try:
-            done.set_result(work())
+            done.set_result(list(itertools.takewhile(lambda _: not given_up.is_set(), tasks())))
         except BaseException as error:
             done.set_exception(error)
 
@@ -147,6 +163,7 @@ def _within(work: Callable[[], list[Any]], deadline_s: float, where: str) -> lis
         return done.result(deadline_s)
     except TimeoutError as error:
         if not done.done():
+            given_up.set()
             raise ConfigError(f"{where} was not loaded after `load_deadline_s`={deadline_s:g} s") from error
         raise ConfigError(f"{where}: its tasks cannot be listed: {told(error)}") from error
     except (Exception, SystemExit) as error:

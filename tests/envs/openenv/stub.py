@@ -45,12 +45,16 @@ class World:
     """What is sent in place of an answer to (kind of request, its data), if anything."""
     answer_gate: asyncio.Event | None = None
     """An answer waits for it, if there is one."""
+    hangs_up: bool = True
+    """Whether it ends a connection that it refused."""
     metadata: dict[str, Any] = field(default_factory=lambda: {"service_spend": 0.25})
 
     sessions: int = 0
     most_sessions: int = 0
     num_episodes: int = 0
     refusals: int = 0
+    refused_open: int = 0
+    """Connections that were refused and are not closed."""
     resets: list[dict[str, Any]] = field(default_factory=list)
     steps: list[dict[str, Any]] = field(default_factory=list)
     closed_politely: int = 0
@@ -137,7 +141,12 @@ class StubServer:
             world.refusals += 1
             full = {"message": "no room", "code": "CAPACITY_REACHED", "active_sessions": world.sessions, "max_sessions": world.capacity}
             await socket.send_json({"type": "error", "data": full})
-            await socket.close()
+            world.refused_open += 1
+            with contextlib.suppress(WebSocketDisconnect):
+                while not world.hangs_up:
+                    await socket.receive_text()
+                await socket.close()
+            world.refused_open -= 1
             return
         world.sessions += 1
         world.most_sessions = max(world.most_sessions, world.sessions)

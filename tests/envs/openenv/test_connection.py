@@ -2,11 +2,13 @@
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from websockets.asyncio.server import ServerConnection, serve
 
 from jaxrl.envs.openenv.connection import CapacityReachedError, Connection, Observation, RefusedError
 from jaxrl.errors import EnvError, EnvUnreachableError
@@ -80,9 +82,11 @@ def observation(**data: Any) -> str:
         ("[]", "is no observation"),
         ('{"type": "state", "data": {}}', "is no observation"),
         ('{"type": "observation"}', "is no observation"),
+        ("[" * 100_000, "is no JSON"),
         (observation(observation=[1]), "is no observation"),
         (observation(reward="1"), "the reward of `reset` must be a finite number or null, got '1'"),
         (observation(reward=float("nan")), "must be a finite number or null, got nan"),
+        (observation(reward=10**400), "must be a finite number or null, got 1000"),
         (observation(done="yes"), "`done` of `reset` must be true or false"),
         (observation(metadata=[1]), "`metadata` an object"),
     ],
@@ -99,6 +103,40 @@ async def test_true_is_a_reward_of_1_and_metadata_may_stand_in_the_observation_a
     frame = observation(observation={"text": "t", "metadata": {"service_spend": 2}}, reward=True)
     async with connected(World(frame=lambda kind, data: frame if kind == "reset" else None)) as (connection, _):
         assert await connection.reset(TASK) == Observation({"text": "t"}, 1.0, False, {"service_spend": 2})
+
+
+async def test_metadata_that_stands_in_both_places_is_all_told() -> None:
+    frame = observation(observation={"metadata": {"service_spend": 2, "level": 1}}, metadata={"level": 3})
+    async with connected(World(frame=lambda kind, data: frame if kind == "reset" else None)) as (connection, _):
+        assert (await connection.reset(TASK)).metadata == {"service_spend": 2, "level": 3}
+
+
+async def test_what_an_environment_raises_is_repeated_in_part_and_in_whole_characters() -> None:
+    frame = json.dumps({"type": "error", "data": {"message": "\ud800" + "x" * 100_000, "code": "EXECUTION_ERROR"}})
+    async with connected(World(frame=lambda kind, data: frame if kind == "reset" else None)) as (connection, _):
+        with pytest.raises(RefusedError, match="\ufffdxxx") as refused:
+            await connection.reset(TASK)
+        assert len(str(refused.value)) < 3000 and str(refused.value).encode()
+
+
+async def test_a_server_that_never_answers_or_needs_a_password_is_named_without_it() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        with pytest.raises(EnvUnreachableError, match=rf"^ws://127\.0\.0\.1:{port}/ws: no session can be opened: TimeoutError"):
+            await Connection.open(f"http://me:secret@127.0.0.1:{port}", deadline_s=0.2)
+
+
+@pytest.mark.parametrize("code", [1001, 1011])
+async def test_a_session_that_the_server_ends_in_an_episode_says_with_which_code(code: int) -> None:
+    async def refuse(socket: ServerConnection) -> None:
+        await socket.recv()
+        await socket.close(code, "restarting")
+
+    async with serve(refuse, "127.0.0.1", 0) as server:
+        connection = await Connection.open(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", deadline_s=5.0)
+        with pytest.raises(EnvError, match=rf"the server ended the session: .*{code}.*restarting"):
+            await connection.reset(TASK)
+        await connection.close()
 
 
 async def test_a_frame_of_20_megabytes_arrives() -> None:

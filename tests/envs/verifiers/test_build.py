@@ -60,11 +60,15 @@ def test_a_run_that_allows_no_import_paths_refuses_a_taskset_and_a_harness() -> 
     ({"question": "2 + 2 ="}, {}),
     ({"difficulty": 3, "group": "sums"}, {"difficulty": 3, "group": "sums"}),
     ({"difficulty": True, "group": ["a"]}, {}),
-    ({"difficulty": float("nan")}, {}),
 ])  # fmt: skip
 def test_a_task_is_its_key_its_place_its_data_and_the_marks_that_a_curriculum_reads(fields: dict[str, Any], marks: dict[str, Any]) -> None:
     spec = spec_of(task("k", idx=4, id="row-9", **fields), 4)
     assert spec == {"id": "k", "index": 4, **marks, "data": {"id": "row-9", **fields}}
+
+
+def test_what_json_has_no_word_for_is_null_in_the_spec_which_checkpoints_keep() -> None:
+    spec = spec_of(task("k", scores=[1.0, float("inf")], table={"n": float("nan"), "text": "half \ud800"}), 0)
+    assert spec["data"] == {"scores": [1.0, None], "table": {"n": None, "text": "half \ufffd"}}
 
 
 Install = Callable[..., list[dict[str, Any]]]
@@ -117,6 +121,12 @@ def late() -> list[Any]:
     return []
 
 
+def slowly() -> Iterator[Any]:
+    for number in itertools.count():
+        threading.Event().wait(0.001)
+        yield task(f"k{number}")
+
+
 @pytest.mark.parametrize(("tasks", "more", "words"), [
     (Tasks(count, bounded=False), {}, "taskset 'sums' has no end: say how many of its tasks to take, with `num_tasks`"),
     (Tasks(list), {}, "has no tasks with these `taskset_args`: {}"),
@@ -129,6 +139,16 @@ def test_a_taskset_that_gives_no_tasks_is_refused(install: Install, tasks: Tasks
     install(Env(tasks))
     with pytest.raises(ConfigError, match=words):
         build_environment(config(**more))
+
+
+def test_a_taskset_that_has_no_end_and_does_not_say_so_is_not_read_on_for_ever(install: Install) -> None:
+    install(Env(Tasks(slowly)))
+    before = set(threading.enumerate())
+    with pytest.raises(ConfigError, match="was not loaded after"):
+        build_environment(config(load_deadline_s=0.05))
+    (reader,) = set(threading.enumerate()) - before
+    reader.join(10)
+    assert not reader.is_alive()
 
 
 @pytest.mark.parametrize("agents", [(), ("solver", "judge")])
