@@ -112,7 +112,7 @@ class EpisodeBook:
                 for file in self._files.values():
                     file.flush()
             except OSError as error:
-                pass  # what is half written stays last, so that it can be told from a damaged line
+                self._let_go()  # what is half written stays last, so that it can be told from a damaged line
                 raise RunFailedError(
                     f"`{self._directory}` cannot be written any more ({error}); the episodes written so far are kept: make room, and start "
                     "the same evaluation again to go on"

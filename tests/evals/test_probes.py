@@ -212,3 +212,21 @@ async def test_what_was_asked_first_is_kept_as_it_was_asked() -> None:
     first.note([message], [])
     message["content"].append({"type": "text", "text": "2"})  # type: ignore[attr-defined]
     assert first.shown == {"messages": [{"role": "user", "content": [{"type": "text", "text": "1 + 1 ="}]}]}
+
+
+async def test_different_tasks_may_begin_alike_if_not_all_of_them_do_and_one_that_breaks_the_second_time_counts_with_its_first() -> None:
+    class Twins(Sums):
+        def question(self, spec: TaskSpec) -> str:
+            return "2 + 2 =" if spec["a"] == 2 else "1 + 1 ="
+
+    result, found = await probed(Twins(4), policy=Coin())
+    assert found == {"same_task": [True] * 3, "different_tasks": [True]} and result.scores["different_tasks"] is True
+
+    class Fragile(Sums):
+        def question(self, spec: TaskSpec) -> str:
+            if [played["a"] for played in self.played].count(0) == 2 and spec["a"] == 0:
+                raise ConnectionError("no second game")
+            return super().question(spec)
+
+    _, found = await probed(Fragile(2), policy=Coin())
+    assert found == {"same_task": [None, True], "different_tasks": [True]}

@@ -7,7 +7,7 @@ from jaxrl.types import Boundary, Rollout, Task
 from tests.fakes import ScriptedPool, ToyEnv
 from tests.orchestrator.wiring import make_env
 
-TURN_S = 0.1
+TURN_S = 0.6
 
 
 async def play_two(num_places: int) -> list[Rollout]:

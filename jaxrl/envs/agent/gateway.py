@@ -25,6 +25,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from jaxrl.envs.agent.bodies import Ask, Told, models_body, over, read_ask, retry_headers, stream_body, whole_body
+from jaxrl.errors import EnvError
 from jaxrl.inference.chat.refusals import Refusal
 
 logger = logging.getLogger(__name__)
@@ -64,6 +65,7 @@ class Gateway:
         self._server: _Uvicorn | None = None
         self._thread: threading.Thread | None = None
         self._base_url = ""
+        self._is_closed = False
 
     def open(self, answer: Answer) -> tuple[str, str]:
         """Let the requests of one rollout in.
@@ -73,9 +75,14 @@ class Gateway:
 
         Returns:
           Base URL and API key.
+
+        Raises:
+          EnvError: it was closed.
         """
         name, secret = secrets.token_hex(8), secrets.token_hex(16)
         with self._lock:
+            if self._is_closed:
+                raise EnvError("the server for agents was closed with its environment; nothing is played there any more")
             if self._thread is None:
                 self._start()
             self._doors[name] = _Door(secret, answer, asyncio.get_running_loop())
@@ -101,6 +108,7 @@ class Gateway:
     def close(self) -> None:
         """Stop the server. May be called twice."""
         with self._lock:
+            self._is_closed = True
             thread, self._thread = self._thread, None
             if self._server is not None:
                 self._server.should_exit = True

@@ -16,12 +16,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from jaxrl.blame import headline
-from jaxrl.envs.grading.worker import finite
 from jaxrl.envs.openenv.addresses import is_loopback, shown_url, ws_url
 from jaxrl.errors import ConfigError, EnvError, EnvUnreachableError
 from jaxrl.inference.rendering.messages import whole_characters
@@ -67,6 +67,20 @@ class Observation:
     """True if the episode is over; the server would take further steps all the same."""
     metadata: dict[str, Any] = field(default_factory=dict)
     """What else it tells."""
+
+
+def finite_number(value: object) -> float | None:
+    """Return a finite number as a float, and None for anything else of JSON; a bool is none.
+
+    Example:
+      >>> finite_number(3), finite_number("3"), finite_number(True), finite_number(float("nan")), finite_number(10**400)
+      (3.0, None, None, None, None)
+    """
+    try:
+        number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
 
 
 def require_websockets() -> None:
@@ -207,7 +221,7 @@ class Connection:
         fields = dict(data["observation"])
         told = [fields.pop("metadata", None) or {}, data.get("metadata") or {}]  # in either place, and both are the environment's
         reward, done = data.get("reward"), data.get("done", False)
-        given = float(reward) if isinstance(reward, bool) else finite(reward)
+        given = float(reward) if isinstance(reward, bool) else finite_number(reward)
         if reward is not None and given is None:
             raise self._break(f"the reward of `{kind}` must be a finite number or null, got {reward!r:.100}")
         if not isinstance(done, bool) or not all(isinstance(part, dict) for part in told):

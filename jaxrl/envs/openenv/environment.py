@@ -19,11 +19,10 @@ from jaxrl.config.turns import BudgetConfig
 from jaxrl.envs.base import Message, TaskSpec, opening
 from jaxrl.envs.chat import ChatEnvironment, Episode, Said
 from jaxrl.envs.deadline import waiting_its_turn
-from jaxrl.envs.grading.worker import finite
 from jaxrl.envs.hooks import called
 from jaxrl.envs.openenv.adapter import Adapter, build_adapter
 from jaxrl.envs.openenv.addresses import http_url, shown_url
-from jaxrl.envs.openenv.connection import CapacityReachedError, Connection, Observation, require_websockets
+from jaxrl.envs.openenv.connection import CapacityReachedError, Connection, Observation, finite_number, require_websockets
 from jaxrl.envs.openenv.room import Room
 from jaxrl.envs.openenv.task_api import SyncTaskAPIClient
 from jaxrl.errors import ConfigError, EnvError, EnvUnreachableError, TaskAPIError
@@ -159,7 +158,7 @@ class OpenEnvEnvironment(ChatEnvironment):
         episode.state["observations"].append(seen)
         key = self._config.cost_key
         if (told := seen.metadata.get(key)) is not None:  # null is not told, like a reward
-            cost = finite(told)
+            cost = finite_number(told)
             if cost is None or cost < 0:
                 raise EnvError(f"env {self.name!r}: `{key}` of an observation's metadata must be a number from 0 on, got {told!r:.100}")
             episode.metrics[key] = episode.metrics.get(key, 0.0) + cost

@@ -307,8 +307,10 @@ async def test_what_episodes_share_starts_once_and_ends_with_the_environment(bui
     assert world.events == ["start"]
     env.close()
     assert world.events == ["start", "stop"]
+    threads = set(threading.enumerate())
     rollout = await play(env, saying("two", "four"))
-    assert rollout.failure is not None and "the thread of verifiers toy has ended" in rollout.failure.message
+    assert rollout.failure is not None and "the server for agents was closed with its environment" in rollout.failure.message
+    assert set(threading.enumerate()) <= threads, "what was closed does not start again"
 
 
 async def test_what_episodes_share_is_started_again_by_the_rollout_after_one_for_which_it_failed(build: Build) -> None:
