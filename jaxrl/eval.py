@@ -23,8 +23,9 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from jaxrl.config.checkpoints import RunCheckpoint, newest_step_name, run_checkpoint
+from jaxrl.config.dump import redact
 from jaxrl.config.env import EnvBase, SamplingConfig, env_name
-from jaxrl.config.eval_command import EvalCommandConfig, config_spec, env_section, env_tables, with_split
+from jaxrl.config.eval_command import EvalCommandConfig, config_spec, dataset_of, env_section, env_tables, with_split
 from jaxrl.config.eval_flags import build_eval_parser, parse_eval_flags
 from jaxrl.config.evals import EvalParameters, EvalSectionConfig
 from jaxrl.config.load import load_config_aloud, take_overrides
@@ -36,7 +37,7 @@ from jaxrl.evals.result import EvalResult
 from jaxrl.inference.frozen import api_key
 from jaxrl.interrupt import ended_by_ctrl_c
 from jaxrl.launch.evaluating import SERVED_CONCURRENCY, CheckpointModel, EvalRequest, evaluate
-from jaxrl.monitors.evaluation import EvalTerminal, draw_success_by_difficulty, print_scores
+from jaxrl.monitors.evaluation import EvalTerminal, print_scores
 from jaxrl.monitors.messages import Messages, show_only_warnings
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_NOT_REPRODUCIBLE, EXIT_REGRESSION, EXIT_UNREACHABLE = range(6)
@@ -126,11 +127,12 @@ def read_request(flags: argparse.Namespace, overrides: Sequence[str], warn: Warn
     label = flags.model or (model.name if isinstance(model, FrozenModelConfig) else flags.checkpoint)
     parameters = _parameters(flags, command, source, label)
     return EvalRequest(
-        dataset=flags.spec if of_run is None else f"{flags.spec.partition('#')[0]}#{env_name(of_run)}",
+        dataset=redact(flags.spec) if of_run is None else dataset_of(command.env),
         command=command,
         parameters=parameters,
         model=model,
         output_dir=flags.output_dir or Path("evals") / _folder_name(command.env, flags.spec, model, label),
+        is_in_turns=flags.limit is not None,  # a run's own `num_tasks` are the first ones, as the run measures them
         run_seed=flags.run_seed,
         concurrency=flags.concurrency,
         should_resume=flags.resume,
@@ -272,6 +274,9 @@ def _words(error: Any) -> str:
 
 def _show(flags: argparse.Namespace, request: EvalRequest, result: EvalResult, comparison: Comparison | None) -> None:
     """Print the result, in words or as JSON, and draw it."""
+    # Only now: what draws takes half a second to import.
+    from jaxrl.monitors.plot import draw_success_by_difficulty
+
     folder, title = request.output_dir, f"{request.dataset}: {request.parameters.model}"
     has_picture = draw_success_by_difficulty(result.scores, folder / PICTURE, title)
     if flags.json:

@@ -252,14 +252,15 @@ def test_an_environment_of_a_run_is_measured_as_the_run_measures_it(served: Serv
     request = command.read_request(
         command.parse_eval_flags([f"config:{config}", *served.flags, "--limit", "2"], command.build_eval_parser()), [], lambda text: None
     )
-    assert request.dataset == f"config:{config}#chain_sum_heldout"
+    assert request.dataset == "reasoning_gym:chain_sum", "as the run itself calls it, so that both can be compared"
     assert request.command.env.split == "heldout"  # type: ignore[union-attr]
     assert request.parameters.sampling.max_tokens == 32 and request.parameters.sampling.temperature == 0.0
-    assert request.parameters.limit == 2
+    assert request.parameters.limit == 2 and request.is_in_turns
     argv = [f"config:{config}#chain_sum", *served.flags, "--env.num_tasks=50", "--split", "test"]
     overrides, rest = command.take_overrides(argv, command.EvalCommandConfig)
     trained = command.read_request(command.parse_eval_flags(rest, command.build_eval_parser()), overrides, lambda text: None)
     assert (trained.command.env.split, trained.command.env.num_tasks) == ("heldout", 50)  # type: ignore[union-attr]
+    assert not trained.is_in_turns, "its tasks are those that the run measures"
     assert trained.parameters.sampling == request.parameters.sampling, "that of evaluation"
 
 

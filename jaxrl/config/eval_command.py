@@ -11,7 +11,8 @@ import re
 from typing import Any, NamedTuple
 
 from jaxrl.config.base import IMPORT_PATH, Section
-from jaxrl.config.env import EnvConfig, PythonEnvConfig
+from jaxrl.config.dump import redact
+from jaxrl.config.env import EnvBase, EnvConfig, PythonEnvConfig
 from jaxrl.config.inference import EmbeddedInferenceConfig
 from jaxrl.config.schema import section_types
 from jaxrl.errors import ConfigError
@@ -89,6 +90,20 @@ def env_tables(spec: str) -> dict[str, Any]:
     if kind.key == "import_path" and not re.fullmatch(IMPORT_PATH, rest):
         raise ConfigError(f"ENV_SPEC={spec!r}: expected an import path such as '{word}:{kind.example}'")
     return table
+
+
+def dataset_of(env: EnvBase) -> str:
+    """Return the ENV_SPEC of an environment's tasks, without secrets; its type where no ENV_SPEC names it.
+
+    Example:
+      >>> from jaxrl.config.env import ReasoningGymEnvConfig, ReverseTextEnvConfig
+      >>> dataset_of(ReasoningGymEnvConfig(dataset="chain_sum")), dataset_of(ReverseTextEnvConfig())
+      ('reasoning_gym:chain_sum', 'reverse_text')
+    """
+    for word, kind in SPEC_KINDS.items():
+        if kind.type == env.type:
+            return f"{word}:{redact(getattr(env, kind.key))}"
+    return env.type
 
 
 def examples() -> list[str]:

@@ -11,7 +11,11 @@ from pydantic import Field, model_validator
 
 from jaxrl import __version__
 from jaxrl.config.base import Section
+from jaxrl.config.dump import redact
 from jaxrl.config.env import EnvBase, EnvConfig, SamplingConfig, env_name
+
+UNUSED_IN_EVALUATION = ("algo", "coefficients", "ratio", "tasks", "truncated")
+"""Settings of an environment that mean something in training only."""
 
 
 class EvalSectionConfig(Section):
@@ -104,3 +108,8 @@ class EvalConfig(Section):
     """What is played, and how it is judged."""
     env_parameters: dict[str, Any] = {}
     """The environment's own settings."""
+
+
+def settings_in_evaluation(env: EnvBase) -> dict[str, Any]:
+    """Return what an evaluation depends on of an environment's settings, as JSON values without secrets: `EvalConfig.env_parameters`."""
+    return redact(env.model_dump(mode="json", exclude_none=True, exclude=set(UNUSED_IN_EVALUATION)))

@@ -12,9 +12,7 @@ from collections.abc import Sequence
 
 from jaxrl.config.algorithm import AlgorithmBase, EchoConfig
 from jaxrl.config.env import EnvBase, SamplingConfig, env_name
-
-UNUSED_IN_EVALUATION = ("algo", "coefficients", "ratio", "tasks", "truncated")
-"""Settings of an environment that mean something in training only."""
+from jaxrl.config.evals import UNUSED_IN_EVALUATION
 
 
 def key_of(index: int, env: EnvBase, section: str) -> str:

@@ -115,7 +115,7 @@ class Environment(Protocol):
         ...
 
     async def play(self, spec: TaskSpec, session: Session) -> Outcome:
-        """Play one task to its end."""
+        """Play one task to its end. The spec is a copy: what is written into it reaches no other rollout."""
         ...
 
     def demonstration(self, spec: TaskSpec) -> Demonstration | None:
@@ -163,7 +163,8 @@ def checked_tasks(name: str, tasks: Sequence[TaskSpec]) -> list[TaskSpec]:
     Raises:
       ConfigError: no task, or two tasks with one id, or a task without one, or one that is no JSON.
     """
-    ids = [spec.get("id") for spec in tasks]
+    # As text, as it is known by everywhere else: 1 and "1" are one id.
+    ids = [None if spec.get("id") is None else str(spec["id"]) for spec in tasks]
     if not ids:
         raise ConfigError(f"env {name!r} has no tasks")
     for index, spec in enumerate(tasks):

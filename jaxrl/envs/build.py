@@ -23,7 +23,7 @@ from jaxrl.config.env import (
     ToolsEnvConfig,
     VerifiersEnvConfig,
 )
-from jaxrl.envs.agent.environment import agent_environment
+from jaxrl.envs.agent import agent_environment
 from jaxrl.envs.base import Environment
 from jaxrl.envs.feedback import FeedbackEnvironment, feedback_environment
 from jaxrl.envs.grading.scorer import reward_scorer

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from jaxrl.blame import place_of
+from jaxrl.blame import in_words
 from jaxrl.envs.base import Score, TaskSpec
 from jaxrl.errors import ConfigError, EnvError, GraderError, JaxrlError
 
@@ -38,7 +38,7 @@ def imported(import_path: str, where: str) -> Callable[..., Any]:
     except (Exception, SystemExit) as error:
         is_itself = isinstance(error, ModuleNotFoundError) and error.name is not None and f"{module}.".startswith(f"{error.name}.")
         remedy = "; it must be importable from where the run is started" if is_itself else ""
-        raise ConfigError(f"{where} cannot be imported: {told(error)}{remedy}") from error
+        raise ConfigError(f"{where} cannot be imported: {in_words(error)}{remedy}") from error
     if not callable(found):
         raise ConfigError(f"{where} is a {type(found).__name__}; name a class or a function")
     return found
@@ -48,12 +48,6 @@ def look_in_working_folder() -> None:
     """Let modules be imported from the folder where the run is started: as a console script, a program sees only its own folder."""
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.append(os.getcwd())
-
-
-def told(error: BaseException) -> str:
-    """Return an exception in words, and where it was raised."""
-    place = place_of(error)
-    return f"{type(error).__name__}: {error}" + (f" ({place})" if place else "")
 
 
 async def called(

@@ -10,9 +10,10 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from jaxrl.blame import in_words
 from jaxrl.config.env import PythonEnvConfig, env_name
 from jaxrl.envs.base import Environment, checked_tasks
-from jaxrl.envs.hooks import imported, told
+from jaxrl.envs.hooks import imported
 from jaxrl.errors import ConfigError
 
 _METHODS = ("tasks", "play", "demonstration", "close")
@@ -39,7 +40,7 @@ def python_environment(config: PythonEnvConfig) -> Environment:
         raise
     except (Exception, SystemExit) as error:
         given = ", ".join(f"{key}=..." for key in arguments)
-        raise ConfigError(f"{where} was called with ({given}) and raised {told(error)}") from error
+        raise ConfigError(f"{where} was called with ({given}) and raised {in_words(error)}") from error
     missing = [method for method in _METHODS if not callable(getattr(environment, method, None))]
     if missing:
         raise ConfigError(
@@ -54,7 +55,7 @@ def python_environment(config: PythonEnvConfig) -> Environment:
     except ConfigError:
         raise
     except (Exception, SystemExit) as error:
-        raise ConfigError(f"{where}: its tasks cannot be listed: {told(error)}") from error
+        raise ConfigError(f"{where}: its tasks cannot be listed: {in_words(error)}") from error
     return environment
 
 

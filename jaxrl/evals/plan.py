@@ -14,7 +14,7 @@ from typing import Any
 
 from jaxrl.config.evals import EvalConfig, EvalParameters
 from jaxrl.config.turns import History
-from jaxrl.envs.base import Environment
+from jaxrl.envs.base import Environment, TaskSpec
 from jaxrl.errors import ConfigError
 from jaxrl.tasks.identity import fingerprint, unique_task_ids
 from jaxrl.types import Rollout, Task
@@ -54,13 +54,15 @@ def plan_episodes(env: Environment, parameters: EvalParameters) -> list[PlannedE
     """Return the episodes of an evaluation: tasks, within each the seeds, within each the samples.
 
     Raises:
-      ConfigError: the environment has no tasks, or two with one id.
+      ConfigError: the environment has no tasks, or two with one id, or two that would be the same under one seed.
     """
     specs = env.tasks()[: parameters.limit]
     try:
         ids = unique_task_ids(specs)
     except ValueError as error:
         raise ConfigError(f"env {env.name!r}: {error}") from None
+    if parameters.seeds:
+        _require_more_than_a_seed(env.name, specs)
     plan: list[PlannedEpisode] = []
     questions = ((place, seed) for place in range(len(specs)) for seed in parameters.seeds or (None,))
     for draw_index, (place, seed) in enumerate(questions):
@@ -108,6 +110,18 @@ def _fingerprint(tasks: Sequence[Task]) -> str:
         return fingerprint([task.spec for task in tasks], allow_nan=True)
     except ValueError as error:
         raise ConfigError(f"env {tasks[0].env_name!r}: {error}") from error
+
+
+def _require_more_than_a_seed(env_name: str, specs: Sequence[TaskSpec]) -> None:
+    """Raise ConfigError if two tasks differ in nothing but their seeds, which those of the evaluation would take the place of."""
+    seen: dict[str, TaskSpec] = {}
+    for spec in specs:
+        other = seen.setdefault(canonical_json({key: value for key, value in spec.items() if key not in ("id", "seed")}), spec)
+        if "seed" in spec and "seed" in other and spec["seed"] != other["seed"]:
+            raise ConfigError(
+                f"env {env_name!r}: tasks {other['id']!r} and {spec['id']!r} differ in their seeds alone ({other['seed']!r} and "
+                f"{spec['seed']!r}), and the `seeds` of an evaluation take their place; leave `seeds` out, or give each task one seed"
+            )
 
 
 def first_difference(before: Any, after: Any) -> str | None:

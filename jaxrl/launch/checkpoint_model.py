@@ -7,6 +7,7 @@ checkpoint the parameters alone are read; tokenizer and shapes are those of the 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,16 +20,19 @@ from jaxrl.config.trainer import MeshConfig
 from jaxrl.devices import DeviceThread
 from jaxrl.engine.client import EmbeddedEndpoint
 from jaxrl.errors import ConfigError
+from jaxrl.inference.hub import resolve_model_directory
 from jaxrl.inference.rendering import Renderer
 from jaxrl.launch.arrays import check_window
 from jaxrl.launch.compile_cache import use_compile_cache
 from jaxrl.launch.engines import device_thread, start_engine
 from jaxrl.models import ModelSpec, build_mesh, build_model, load_pretrained, load_spec
-from jaxrl.trainer.checkpoint import Checkpointer, complete_steps
+from jaxrl.trainer.checkpoint import MANIFEST, PARTS, Checkpointer, complete_steps
 from jaxrl.weights.memory import WeightStore
 
 STOP_DEADLINE_S = 60.0
 """How long the device thread may take to end: what it does is at most one program's compilation or one decode step."""
+_SAMPLE_BYTES = 1 << 16
+"""What is read of either end of a file to tell weights apart."""
 
 
 @contextlib.contextmanager
@@ -79,25 +83,6 @@ def step_of(checkpoint: RunCheckpoint) -> int:
     return checkpoint.step
 
 
-def _start(
-    name: str,
-    spec: ModelSpec,
-    checkpoint: RunCheckpoint | None,
-    run: RunConfig | None,
-    step: int,
-    engine: EmbeddedInferenceConfig,
-    renderer: Renderer,
-    device: DeviceThread,
-    progress: Callable[[str], None],
-) -> EmbeddedEndpoint:
-    """Runs on the device thread."""
-    store = WeightStore(spec, engine.dtype, num_versions=1, device=jax.local_devices()[0])
-    where = name if checkpoint is None else f"step {step} of {checkpoint.run_dir}"
-    progress(f"loading {where}")
-    store.publish(step, weights_of(name, spec, checkpoint, run, step, engine.dtype))
-    return start_engine(spec, store, engine, renderer, device, progress)[1]
-
-
 def weights_of(
     name: str, spec: ModelSpec, checkpoint: RunCheckpoint | None, run: RunConfig | None, step: int, dtype: str
 ) -> dict[str, Any]:
@@ -121,3 +106,46 @@ def weights_of(
     checkpointer = Checkpointer(checkpoint.run_dir / CHECKPOINTS, run.trainer.checkpoint.keep_last, mesh)
     state, _ = checkpointer.restore(step, {"params": abstract}, is_part=True)
     return state["params"]
+
+
+def weights_id(name: str, checkpoint: RunCheckpoint | None, step: int) -> str:
+    """Return a short name for the weights that a checkpoint holds, so that a folder is not gone on with under others.
+
+    Of each file its size, its first and its last bytes count: any training changes those.
+
+    Args:
+      name: the model directory, or its name on the hub.
+      checkpoint: which checkpoint of a run; None takes the directory's own weights.
+      step: which step.
+    """
+    if checkpoint is not None:
+        files = [checkpoint.run_dir / CHECKPOINTS / f"step_{step:06d}" / PARTS / MANIFEST]
+    else:
+        files = sorted(resolve_model_directory(name, "weights").glob("*.safetensors"))
+    digest = hashlib.sha256()
+    for path in files:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            digest.update(f"{path.name}\x1f{size}\x1f".encode() + file.read(_SAMPLE_BYTES))
+            file.seek(max(size - _SAMPLE_BYTES, 0))
+            digest.update(file.read(_SAMPLE_BYTES))
+    return digest.hexdigest()[:8]
+
+
+def _start(
+    name: str,
+    spec: ModelSpec,
+    checkpoint: RunCheckpoint | None,
+    run: RunConfig | None,
+    step: int,
+    engine: EmbeddedInferenceConfig,
+    renderer: Renderer,
+    device: DeviceThread,
+    progress: Callable[[str], None],
+) -> EmbeddedEndpoint:
+    """Runs on the device thread."""
+    store = WeightStore(spec, engine.dtype, num_versions=1, device=jax.local_devices()[0])
+    where = name if checkpoint is None else f"step {step} of {checkpoint.run_dir}"
+    progress(f"loading {where}")
+    store.publish(step, weights_of(name, spec, checkpoint, run, step, engine.dtype))
+    return start_engine(spec, store, engine, renderer, device, progress)[1]

@@ -7,40 +7,33 @@ one in a checkpoint brings it in only once all else is known to fit. It words no
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from jaxrl.config.checkpoints import RunCheckpoint
-from jaxrl.config.dump import redact
-from jaxrl.config.env import EnvBase
 from jaxrl.config.eval_command import EvalCommandConfig
-from jaxrl.config.evals import EvalConfig, EvalParameters
+from jaxrl.config.evals import EvalConfig, EvalParameters, settings_in_evaluation
 from jaxrl.config.model import FrozenModelConfig, ToolFormat
 from jaxrl.config.run import RunConfig
 from jaxrl.config.turns import History
-from jaxrl.envs.base import Demonstration, Environment, Outcome, Session, TaskSpec
+from jaxrl.envs.base import Environment
 from jaxrl.envs.build import build_environment
 from jaxrl.evals import EnvEvalHarness, EvalPolicy, EvalResult, LivePolicy
 from jaxrl.evals.book import EpisodeBook
 from jaxrl.evals.compare import compare
+from jaxrl.evals.in_turns import InTurns
 from jaxrl.evals.plan import plan_episodes, plan_record
 from jaxrl.evals.served import ServedPolicy
 from jaxrl.inference.frozen import api_key
 from jaxrl.inference.http import HttpEndpoint
-from jaxrl.inference.hub import resolve_model_directory
 from jaxrl.inference.pool import PolicyPool
 from jaxrl.inference.rendering.known_models import load_renderer
 
-_OF_TRAINING = {"algo", "coefficients", "ratio", "tasks", "truncated"}
-"""Settings of an environment that say nothing about its evaluation."""
 _PACKAGES = {"reasoning_gym": "reasoning-gym", "tools": "reasoning-gym", "feedback": "reasoning-gym", "verifiers": "verifiers"}
 """By type of environment, the package that its tasks or scores are made by."""
-_SAMPLE_BYTES = 1 << 16
 SERVED_CONCURRENCY = 16
 """Episodes that are played at the same time with a served model, unless told otherwise."""
 
@@ -75,6 +68,8 @@ class EvalRequest:
     """Who is measured: behind a server, or in a checkpoint."""
     output_dir: Path
     """Where rows, scores and times are written."""
+    is_in_turns: bool = False
+    """Take tasks from each difficulty in turn, so that the first few are of all of them."""
     run_seed: int = 0
     """Seed of all sampling."""
     concurrency: int | None = None
@@ -101,35 +96,6 @@ class Display(Protocol):
         ...
 
 
-class InTurns:
-    """An environment whose tasks come from each difficulty in turn, so that the first few are of all of them.
-
-    Args:
-      env: whose tasks these are; in everything else this is it.
-    """
-
-    def __init__(self, env: Environment) -> None:
-        self._env = env
-        self.name = env.name
-        self._tasks = _in_turns(env.tasks())
-
-    def tasks(self) -> Sequence[TaskSpec]:
-        """See `Environment.tasks`."""
-        return self._tasks
-
-    async def play(self, spec: TaskSpec, session: Session) -> Outcome:
-        """See `Environment.play`."""
-        return await self._env.play(spec, session)
-
-    def demonstration(self, spec: TaskSpec) -> Demonstration | None:
-        """See `Environment.demonstration`."""
-        return self._env.demonstration(spec)
-
-    def close(self) -> None:
-        """See `Environment.close`."""
-        self._env.close()
-
-
 def evaluate(request: EvalRequest, display: Display) -> EvalResult:
     """Measure a model on an environment.
 
@@ -145,7 +111,7 @@ def evaluate(request: EvalRequest, display: Display) -> EvalResult:
     display.phase(f"preparing {request.dataset}")
     env = build_environment(request.command.env)
     try:
-        if request.parameters.limit is not None:
+        if request.is_in_turns:
             env = InTurns(env)
         if request.before is not None:
             # With the scores of before: what does not fit is known before a model is loaded.
@@ -181,10 +147,10 @@ def _measure_checkpoint(request: EvalRequest, model: CheckpointModel, env: Envir
     renderer = load_renderer(model.name, renderer=model.renderer, tool_format=model.tool_format)
     display.phase("starting JAX")
     # Only now: all that costs nothing is checked.
-    from jaxrl.launch.checkpoint_model import checkpoint_model, step_of
+    from jaxrl.launch.checkpoint_model import checkpoint_model, step_of, weights_id
 
     step = 0 if model.checkpoint is None else step_of(model.checkpoint)
-    config = _config(request, f"{request.parameters.model}@{weights_id(model, step)}")
+    config = _config(request, f"{request.parameters.model}@{weights_id(model.name, model.checkpoint, step)}")
     _check_folder(request, env, config, step)
     engine = request.command.inference
     with checkpoint_model(model.name, model.checkpoint, model.run, step, engine, renderer, display.phase) as endpoint:
@@ -239,12 +205,8 @@ def _config(request: EvalRequest, model: str) -> EvalConfig:
         library_versions={} if package is None else {package: _version(package)},
         dataset=request.dataset,
         eval_parameters=request.parameters.model_copy(update={"model": model}),
-        env_parameters=_settings(env),
+        env_parameters=settings_in_evaluation(env),
     )
-
-
-def _settings(env: EnvBase) -> dict[str, Any]:
-    return redact(env.model_dump(mode="json", exclude_none=True, exclude=_OF_TRAINING))
 
 
 def _version(package: str) -> str:
@@ -252,36 +214,3 @@ def _version(package: str) -> str:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return "not installed"
-
-
-def weights_id(model: CheckpointModel, step: int) -> str:
-    """Return a short name for the weights that a checkpoint holds, so that a folder is not gone on with under others.
-
-    Of each file its size, its first and its last bytes count: any training changes those.
-    """
-    if model.checkpoint is not None:
-        files = [model.checkpoint.run_dir / "checkpoints" / f"step_{step:06d}" / "parts" / "manifest.json"]
-    else:
-        files = sorted(resolve_model_directory(model.name, "weights").glob("*.safetensors"))
-    digest = hashlib.sha256()
-    for path in files:
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            digest.update(f"{path.name}\x1f{size}\x1f".encode() + file.read(_SAMPLE_BYTES))
-            file.seek(max(size - _SAMPLE_BYTES, 0))
-            digest.update(file.read(_SAMPLE_BYTES))
-    return digest.hexdigest()[:8]
-
-
-def _in_turns(tasks: Sequence[TaskSpec]) -> list[TaskSpec]:
-    """Return the first task of each difficulty, then the second of each, and so on.
-
-    Example:
-      >>> [t["id"] for t in _in_turns([{"id": i, "difficulty": d} for i, d in (("a", 1), ("b", 1), ("c", 2), ("d", 3))])]
-      ['a', 'c', 'd', 'b']
-    """
-    kinds: dict[str, list[TaskSpec]] = {}
-    for task in tasks:
-        kinds.setdefault(str(task.get("difficulty")), []).append(task)
-    longest = max(map(len, kinds.values()), default=0)
-    return [kind[place] for place in range(longest) for kind in kinds.values() if place < len(kind)]

@@ -14,10 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from jaxrl.blame import failing_in
-from jaxrl.config.dump import redact
 from jaxrl.config.env import EnvBase
-from jaxrl.config.evals import EvalConfig, EvalParameters, EvalSectionConfig
-from jaxrl.config.rules import UNUSED_IN_EVALUATION
+from jaxrl.config.eval_command import dataset_of
+from jaxrl.config.evals import EvalConfig, EvalParameters, EvalSectionConfig, settings_in_evaluation
 from jaxrl.config.run import RunConfig
 from jaxrl.envs.base import Environment
 from jaxrl.evals import DemonstrationScorer, EnvEvalHarness, EvalResult, LivePolicy
@@ -27,11 +26,6 @@ from jaxrl.monitors import MonitorSet
 from jaxrl.monitors.folder import eval_paths
 
 logger = logging.getLogger(__name__)
-
-_SPELLED = {"python": "py"}
-"""Types of environments that are called otherwise where one is named on a command line."""
-_NAMED_BY = ("dataset", "taskset", "base_url", "import_path", "path")
-"""Settings that say which tasks an environment has, the first that it has."""
 
 
 class Measuring:
@@ -121,21 +115,8 @@ def eval_config(settings: EvalSectionConfig, env: EnvBase, model: str) -> EvalCo
             model=model,
             system_prompt=env.system_prompt,
         ),
-        env_parameters=redact(env.model_dump(mode="json", exclude_none=True, exclude=set(UNUSED_IN_EVALUATION))),
+        env_parameters=settings_in_evaluation(env),
     )
-
-
-def dataset_of(env: EnvBase) -> str:
-    """Return what names an environment's tasks, as `jaxrl eval` would be told.
-
-    Example:
-      >>> from jaxrl.config.env import ReasoningGymEnvConfig, ReverseTextEnvConfig
-      >>> dataset_of(ReasoningGymEnvConfig(dataset="chain_sum")), dataset_of(ReverseTextEnvConfig())
-      ('reasoning_gym:chain_sum', 'reverse_text')
-    """
-    kind = _SPELLED.get(env.type, env.type)
-    told = next((value for name in _NAMED_BY if (value := getattr(env, name, None)) is not None), None)
-    return kind if told is None else f"{kind}:{redact(told)}"
 
 
 def is_owed(run_dir: Path, step: int, heldout: Sequence[Environment]) -> bool:

@@ -1,7 +1,7 @@
-"""An evaluation on a terminal: how far it is, what came of it as a table, and a picture of success by difficulty.
+"""An evaluation on a terminal: how far it is, and what came of it as tables.
 
 In: phases and counts while it runs; its scores and rows at the end. Out: a bar and lines on standard error, tables on the console that is
-given, and a PNG. It computes no score.
+given. It computes no score.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -168,40 +167,3 @@ def _errors_table(failures: Sequence[Row]) -> Table:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.1f} %"
-
-
-def draw_success_by_difficulty(scores: Mapping[str, Any], path: Path, title: str) -> bool:
-    """Draw the success rate of each difficulty with its standard error, if there are several.
-
-    Args:
-      scores: of `evals.score_rows`.
-      path: the picture, a PNG.
-      title: what was evaluated.
-
-    Returns:
-      Whether there was anything to draw.
-    """
-    kinds = {name: kind for name, kind in scores.get("by_difficulty", {}).items() if "success_rate" in kind}
-    if len(kinds) < 2:
-        return False
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    from jaxrl.monitors.plot import CURVE, FAINT, INK
-
-    rates, spreads = ([kind[key] for kind in kinds.values()] for key in ("success_rate", "success_rate_se"))
-    figure = Figure(figsize=(8.0, 4.0), dpi=160, facecolor="white", layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    axes.bar(list(kinds), rates, yerr=spreads, color=CURVE, width=0.7, error_kw={"ecolor": INK, "elinewidth": 1.0, "capsize": 3})
-    axes.set_ylim(0.0, 1.06)
-    axes.set_xlabel("difficulty", color=INK)
-    axes.set_ylabel("success rate", color=INK)
-    axes.set_title(title, loc="left", fontsize=12, fontweight="bold", color=INK, pad=10)
-    axes.grid(axis="y", color=FAINT, alpha=0.25, linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(FAINT)
-    axes.tick_params(colors=INK, length=3)
-    figure.savefig(path)
-    return True

@@ -1,13 +1,15 @@
-"""The reward curve of a run as a picture, drawn from `metrics.jsonl` alone: any run folder can be drawn again.
+"""Pictures: the reward curve of a run, and the success of one evaluation by difficulty.
 
-In: a run folder. Out: `reward_curve.png` in it: every step's mean reward, a smoothed curve, and the scores of the base
-policy and of later ones on held-out tasks. It keeps no state in matplotlib and needs no display.
+In: a run folder, whose `metrics.jsonl` alone is read, so that any run can be drawn again; or the scores of an evaluation. Out:
+`reward_curve.png`, with every step's mean reward, a smoothed curve, and the scores of the base policy and of later ones on held-out tasks;
+or a PNG with a bar for each difficulty. It keeps no state in matplotlib and needs no display.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -18,7 +20,7 @@ from matplotlib.ticker import MaxNLocator
 from jaxrl.monitors import metrics
 from jaxrl.monitors.jsonl import read_lines
 
-INK, FAINT, CURVE = "#1f2933", "#9aa5b1", "#0b7285"
+_INK, _FAINT, _CURVE = "#1f2933", "#9aa5b1", "#0b7285"
 _EVAL_COLOURS = ("#d9480f", "#5f3dc4", "#2b8a3e", "#c2255c")
 _SCORE = "success_rate"
 
@@ -41,8 +43,8 @@ def draw_reward_curve(run_dir: Path, name: str) -> Path | None:
     figure = Figure(figsize=(8.0, 4.5), dpi=160, facecolor="white", layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    axes.plot(steps_N, rewards_N, "o", color=CURVE, alpha=0.28, markersize=3.5, markeredgewidth=0, label="mean reward of a step")
-    axes.plot(steps_N, smooth(rewards_N), color=CURVE, linewidth=2.4, solid_capstyle="round", label="smoothed")
+    axes.plot(steps_N, rewards_N, "o", color=_CURVE, alpha=0.28, markersize=3.5, markeredgewidth=0, label="mean reward of a step")
+    axes.plot(steps_N, smooth(rewards_N), color=_CURVE, linewidth=2.4, solid_capstyle="round", label="smoothed")
     scores = _eval_points(rows)
     for colour, (env_name, points) in zip(_EVAL_COLOURS, scores.items(), strict=False):
         _draw_eval(axes, env_name, points, colour)
@@ -50,11 +52,43 @@ def draw_reward_curve(run_dir: Path, name: str) -> Path | None:
     edge = max(1, min(5, len(rewards_N) // 2))
     axes.set_title(
         f"{name}: reward {rewards_N[:edge].mean():.2f} → {rewards_N[-edge:].mean():.2f} in {int(steps_N[-1])} steps",
-        loc="left", fontsize=12, fontweight="bold", color=INK, pad=10,
+        loc="left", fontsize=12, fontweight="bold", color=_INK, pad=10,
     )  # fmt: skip
     path = run_dir / "reward_curve.png"
     figure.savefig(path)
     return path
+
+
+def draw_success_by_difficulty(scores: Mapping[str, Any], path: Path, title: str) -> bool:
+    """Draw the success rate of each difficulty with its standard error, if there are several.
+
+    Args:
+      scores: of `evals.score_rows`.
+      path: the picture, a PNG.
+      title: what was evaluated.
+
+    Returns:
+      Whether there was anything to draw.
+    """
+    kinds = {name: kind for name, kind in scores.get("by_difficulty", {}).items() if "success_rate" in kind}
+    if len(kinds) < 2:
+        return False
+    rates, spreads = ([kind[key] for kind in kinds.values()] for key in ("success_rate", "success_rate_se"))
+    figure = Figure(figsize=(8.0, 4.0), dpi=160, facecolor="white", layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    axes.bar(list(kinds), rates, yerr=spreads, color=_CURVE, width=0.7, error_kw={"ecolor": _INK, "elinewidth": 1.0, "capsize": 3})
+    axes.set_ylim(0.0, 1.06)
+    axes.set_xlabel("difficulty", color=_INK)
+    axes.set_ylabel("success rate", color=_INK)
+    axes.set_title(title, loc="left", fontsize=12, fontweight="bold", color=_INK, pad=10)
+    axes.grid(axis="y", color=_FAINT, alpha=0.25, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(_FAINT)
+    axes.tick_params(colors=_INK, length=3)
+    figure.savefig(path)
+    return True
 
 
 def smooth(values_N: np.ndarray, halflife_steps: float = 3.0) -> np.ndarray:
@@ -108,11 +142,11 @@ def _dress(axes: Axes, rewards_N: np.ndarray, scores: Sequence[float]) -> None:
     values = np.concatenate([rewards_N, np.asarray(scores, dtype=np.float64)])
     if values.min() >= 0.0 and values.max() <= 1.0:
         axes.set_ylim(-0.02, 1.06)
-    axes.set_xlabel("step", color=INK)
-    axes.set_ylabel("reward", color=INK)
+    axes.set_xlabel("step", color=_INK)
+    axes.set_ylabel("reward", color=_INK)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.grid(axis="y", color=FAINT, alpha=0.25, linewidth=0.8)
+    axes.grid(axis="y", color=_FAINT, alpha=0.25, linewidth=0.8)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(FAINT)
-    axes.tick_params(colors=INK, length=3)
-    axes.legend(frameon=False, loc="best", fontsize=9, labelcolor=INK)
+    axes.spines[["left", "bottom"]].set_color(_FAINT)
+    axes.tick_params(colors=_INK, length=3)
+    axes.legend(frameon=False, loc="best", fontsize=9, labelcolor=_INK)

@@ -10,8 +10,9 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from jaxrl.blame import in_words
 from jaxrl.config.tasks import PythonTasksConfig
-from jaxrl.envs.hooks import imported, told
+from jaxrl.envs.hooks import imported
 from jaxrl.errors import ConfigError
 from jaxrl.tasks.base import TaskSpec
 from jaxrl.tasks.checked import CheckedSampler
@@ -45,7 +46,7 @@ def python_sampler(config: PythonTasksConfig, specs: Sequence[TaskSpec], rng_see
         raise
     except (Exception, SystemExit) as error:
         given = ", ".join(["tasks", *(f"{key}=..." for key in arguments)])
-        raise ConfigError(f"{where} was called with ({given}) and raised {told(error)}") from error
+        raise ConfigError(f"{where} was called with ({given}) and raised {in_words(error)}") from error
     missing = [method for method in _METHODS if not callable(getattr(sampler, method, None))]
     if isinstance(sampler, type) or missing:
         if inspect.iscoroutine(sampler):
@@ -61,7 +62,7 @@ def python_sampler(config: PythonTasksConfig, specs: Sequence[TaskSpec], rng_see
     except (Exception, SystemExit) as error:
         if isinstance(error, ValueError):
             raise ConfigError(f"{where}: {error}") from error
-        raise ConfigError(f"{where}: its state cannot be asked for: {told(error)}") from error
+        raise ConfigError(f"{where}: its state cannot be asked for: {in_words(error)}") from error
 
 
 def _taken(make: Callable[..., Any], offered: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import pytest
 
 from jaxrl.config.checkpoints import RunCheckpoint, newest_step_name, run_checkpoint
 from jaxrl.config.env import OpenEnvConfig, PythonEnvConfig, QuestionsEnvConfig, ReasoningGymEnvConfig, VerifiersEnvConfig
-from jaxrl.config.eval_command import LADDERS, SPEC_KINDS, EvalCommandConfig, env_tables, with_split
+from jaxrl.config.eval_command import LADDERS, SPEC_KINDS, EvalCommandConfig, dataset_of, env_tables, with_split
 from jaxrl.config.eval_flags import build_eval_parser, parse_eval_flags
 from jaxrl.config.load import load_config, take_overrides
 from jaxrl.errors import ConfigError
@@ -117,3 +117,8 @@ def test_a_checkpoint_is_a_run_one_of_its_steps_or_a_model(tmp_path: Path) -> No
     (tmp_path / "config.toml").write_text("")
     with pytest.raises(ConfigError, match="the run has no checkpoint yet"):
         run_checkpoint(str(tmp_path))
+
+
+def test_the_tasks_of_a_runs_environment_are_called_as_on_the_command_line_and_no_secret_is_told() -> None:
+    assert dataset_of(OpenEnvConfig(base_url="http://me:secret@host:8000")) == "openenv:http://<redacted>@host:8000"
+    assert dataset_of(PythonEnvConfig(import_path="my.env:make")) == "py:my.env:make"

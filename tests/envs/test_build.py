@@ -4,6 +4,7 @@ import pytest
 
 from jaxrl.config.env import ReasoningGymEnvConfig, ReverseTextEnvConfig
 from jaxrl.envs.build import build_environment, require_disjoint_questions
+from jaxrl.envs.single_turn import SingleTurnEnvironment
 from jaxrl.errors import ConfigError
 from tests.fakes import ToyEnv
 
@@ -30,5 +31,10 @@ def test_shared_tasks_without_a_question_text_are_warned_about(caplog: pytest.Lo
     texts = build_environment(ReverseTextEnvConfig(num_tasks=5))
     require_disjoint_questions([texts], [texts])
     assert "5 task(s) of evaluation env 'reverse_text' are also trained on" in caplog.text
+    odd = SingleTurnEnvironment(
+        "odd", [{"id": "a", "question": ["x"]}, {"id": "b", "question": None}], prompt=str, score=lambda spec, text: 0.0
+    )
+    require_disjoint_questions([odd], [odd])
+    assert "2 task(s) of evaluation env 'odd' are also trained on" in caplog.text, "a question that is no text is part of its task"
     with pytest.raises(ConfigError, match="'q0'"):
         require_disjoint_questions([texts, ToyEnv("a")], [ToyEnv("b")])

@@ -35,6 +35,11 @@ def strict(spec: TaskSpec, reply: str) -> float:
     return 1.0
 
 
+@single_turn([{"question": f"Say {number}.", "twist": twist} for number in range(20) for twist in "ab"])
+def twice(spec: TaskSpec, reply: str) -> float:
+    return 1.0
+
+
 @single_turn([{"question": "a"}, {"prompt": "b"}])
 def nothing_asked(spec: TaskSpec, reply: str) -> float:
     return 0.0
@@ -79,6 +84,12 @@ def test_kwargs_go_to_the_function_that_makes_the_tasks() -> None:
 def test_the_parts_of_a_split_share_no_question() -> None:
     parts = [build("count", kwargs={"split": split, "heldout_frac": 0.3}) for split in ("train", "heldout")]
     assert sum(len(part.tasks()) for part in parts) == 40 and min(len(part.tasks()) for part in parts) > 3
+    require_disjoint_questions(parts[:1], parts[1:])
+
+
+def test_a_question_of_two_tasks_is_in_one_part_of_a_split() -> None:
+    parts = [build("twice", kwargs={"split": split, "heldout_frac": 0.3}) for split in ("train", "heldout")]
+    assert sum(len(part.tasks()) for part in parts) == 40
     require_disjoint_questions(parts[:1], parts[1:])
 
 

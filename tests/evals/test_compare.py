@@ -49,6 +49,12 @@ def test_a_task_of_several_episodes_is_solved_if_half_of_them_succeed_and_the_di
     assert found.success_rate_difference_se == pytest.approx(0.25 * math.sqrt(4 / 3) / 2)
 
 
+def test_fixed_tasks_come_as_the_second_result_has_them_and_regressed_ones_as_the_first() -> None:
+    before = result({"a": 0.0, "b": 0.0, "c": 1.0, "d": 1.0})
+    found = compare(before, result({"d": 0.0, "c": 0.0, "b": 1.0, "a": 1.0}))
+    assert (found.fixed, found.regressed) == (("b", "a"), ("c", "d"))
+
+
 def test_comparing_the_other_way_round_swaps_fixed_and_regressed_and_keeps_the_p_value() -> None:
     before, after = result({"a": 0.0, "b": 0.0, "c": 0.0, "d": 1.0}), result({"a": 1.0, "b": 1.0, "c": 1.0, "d": 0.0})
     there, back = compare(before, after), compare(after, before)

@@ -13,6 +13,13 @@ from tests.evals.worlds import Sums, asking, harness, live, right_below_four
 from tests.fakes import ScriptedEndpoint
 
 
+async def asked(endpoint: ScriptedEndpoint, num_requests: int) -> None:
+    """Wait until an evaluation that was started has come so far."""
+    async with asyncio.timeout(10):
+        while len(endpoint.requests) < num_requests:
+            await asyncio.sleep(0.001)
+
+
 async def test_each_planned_episode_has_one_row_in_plan_order_and_scores_follow_from_the_rows() -> None:
     slow_first = ScriptedEndpoint(right_below_four, latency=lambda r: 0.02 if "/0/0" in r.request_id else 0.0)
     result = await harness(Sums(), slow_first).run(asking(), step=5)
@@ -85,7 +92,7 @@ async def test_a_weight_update_waits_for_the_evaluation() -> None:
     endpoint = ScriptedEndpoint(right_below_four, latency=lambda r: 0.005)
     pool = PolicyPool([endpoint], 0)
     evaluation = asyncio.create_task(harness(Sums(12), policy=live(pool=pool), concurrency=2).run(asking(), step=0))
-    await asyncio.sleep(0.006)
+    await asked(endpoint, 1)
     await pool.update(1)
     result = await evaluation
     assert result.version == 0 and result.scores["n_other_version"] == 0
@@ -96,7 +103,7 @@ async def test_episodes_that_ran_on_a_newer_version_after_the_hold_are_counted()
     endpoint = ScriptedEndpoint(right_below_four, latency=lambda r: 0.02)
     pool = PolicyPool([endpoint], 0)
     evaluation = asyncio.create_task(harness(Sums(4), policy=live(pool=pool, hold_deadline_s=0.03), concurrency=1).run(asking(), step=0))
-    await asyncio.sleep(0.01)
+    await asked(endpoint, 1)
     await pool.update(1)
     result = await evaluation
     assert isinstance(result, EvalResult) and result.version == 0
@@ -107,7 +114,7 @@ async def test_cancelling_an_evaluation_cancels_its_episodes_and_lets_updates_go
     endpoint = ScriptedEndpoint(latency=lambda r: 60.0)
     pool = PolicyPool([endpoint], 0)
     evaluation = asyncio.create_task(harness(Sums(3), policy=live(pool=pool)).run(asking(), step=0))
-    await asyncio.sleep(0.05)
+    await asked(endpoint, 3)
     evaluation.cancel()
     with pytest.raises(asyncio.CancelledError):
         await evaluation

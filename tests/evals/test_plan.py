@@ -31,6 +31,16 @@ def test_without_seeds_the_specs_are_the_environments_own() -> None:
     assert all(episode.task.spec is spec for episode, spec in zip(plan, env.tasks(), strict=True))
 
 
+def test_tasks_that_differ_in_their_seeds_alone_have_no_other_seeds() -> None:
+    env = Sums(2)
+    env.tasks()[:] = [{"id": "seed-4", "seed": 4}, {"id": "seed-5", "seed": 5}]
+    assert len(plan_episodes(env, asking().eval_parameters)) == 2
+    with pytest.raises(ConfigError, match=r"tasks 'seed-4' and 'seed-5' differ in their seeds alone \(4 and 5\)"):
+        plan_episodes(env, asking(seeds=(0, 1)).eval_parameters)
+    env.tasks()[:] = [{"id": "a", "seed": 4}, {"id": "b", "seed": 4}]
+    assert len(plan_episodes(env, asking(seeds=(0, 1)).eval_parameters)) == 4
+
+
 async def test_a_seed_is_in_a_copy_of_the_spec_and_the_tasks_stay_as_they_were() -> None:
     env = Sums(2, fields={"seed": 99})
     before = copy.deepcopy(env.tasks())
@@ -73,3 +83,10 @@ def test_the_record_of_a_plan_tells_other_tasks_and_other_settings_apart() -> No
     other = record(Sums(3, fields={"b": 1}))
     assert other["sha"] != base["sha"] and first_difference(base, other).startswith("`tasks_sha` is")
     assert first_difference({"a": 1}, {}) == "`a` is 1 there and absent here" and first_difference(base, base) is None
+
+
+async def test_a_task_that_is_no_json_is_a_mistake_of_the_environment_in_words() -> None:
+    with pytest.raises(ConfigError, match="env 'sums': a task must be a JSON value"):
+        await harness(Sums(2, fields={"seen": {1, 2}})).run(asking())
+    result = await harness(Sums(2, fields={"weight": float("nan")})).run(asking())
+    assert result.scores["n_scored"] == 2

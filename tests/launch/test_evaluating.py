@@ -1,4 +1,4 @@
-"""From a request to a result: which tasks come first, what a folder is for, and what is read of a checkpoint."""
+"""From a request to a result: what a folder is for, and what is read of a checkpoint."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ from jaxrl.config.evals import EvalParameters
 from jaxrl.config.load import load_config
 from jaxrl.config.trainer import MeshConfig
 from jaxrl.errors import CheckpointError, ConfigError
-from jaxrl.launch.checkpoint_model import step_of, weights_of
-from jaxrl.launch.evaluating import CheckpointModel, EvalRequest, InTurns, evaluate, weights_id
+from jaxrl.launch.checkpoint_model import step_of, weights_id, weights_of
+from jaxrl.launch.evaluating import CheckpointModel, EvalRequest, evaluate
 from jaxrl.models import build_mesh, load_pretrained, load_spec
 from jaxrl.trainer.checkpoint import Checkpointer
 from tests.e2e.runs import ROOT, small_run
-from tests.eval_worlds import sums
 
 MODEL = str(ROOT / "configs/quickstart/start_model")
 
@@ -36,12 +35,6 @@ class Silent:
 
     def progress(self, num_done: int, num_planned: int) -> None:
         pass
-
-
-def test_the_first_tasks_are_of_all_difficulties() -> None:
-    env = InTurns(sums("sums", 6))
-    assert [spec["id"] for spec in env.tasks()] == ["s0", "s3", "s1", "s4", "s2", "s5"]
-    assert env.name == "sums" and env.demonstration(env.tasks()[0]) is None
 
 
 def test_a_folder_of_another_evaluation_is_found_out_before_a_model_is_loaded(tmp_path: Path) -> None:
@@ -72,7 +65,7 @@ def test_only_the_parameters_of_a_runs_checkpoint_are_read(tmp_path: Path) -> No
     jax.tree.map(np.testing.assert_array_equal, found, params)
     with pytest.raises(ConfigError, match="no complete checkpoint of step 3; complete are 2, 4"):
         step_of(RunCheckpoint(tmp_path, 3))
-    names = {weights_id(CheckpointModel(MODEL, checkpoint=newest), step) for step in (2, 4)} | {weights_id(CheckpointModel(MODEL), 0)}
+    names = {weights_id(MODEL, newest, step) for step in (2, 4)} | {weights_id(MODEL, None, 0)}
     assert len(names) == 3, "other weights have another name"
     half = run.model_copy(update={"trainer": run.trainer.model_copy(update={"param_dtype": "bfloat16"})})
     with pytest.raises(CheckpointError, match="of another model"):

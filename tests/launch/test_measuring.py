@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from jaxrl.config.env import OpenEnvConfig, PythonEnvConfig, ReasoningGymEnvConfig, ReverseTextEnvConfig, SamplingConfig
+from jaxrl.config.env import ReasoningGymEnvConfig, ReverseTextEnvConfig, SamplingConfig
 from jaxrl.config.evals import EvalSectionConfig
 from jaxrl.config.inference import EmbeddedInferenceConfig
 from jaxrl.config.model import PolicyModelConfig
@@ -21,7 +21,7 @@ from jaxrl.envs.base import Environment, TaskSpec
 from jaxrl.evals.compare import compare
 from jaxrl.evals.result import EvalResult
 from jaxrl.inference.pool import PolicyPool
-from jaxrl.launch.measuring import Measuring, dataset_of, eval_config, is_owed
+from jaxrl.launch.measuring import Measuring, eval_config, is_owed
 from jaxrl.monitors import MonitorSet
 from jaxrl.monitors.jsonl import read_lines
 from tests.fakes import ScriptedEndpoint, ToyEnv
@@ -188,8 +188,6 @@ def test_an_evaluation_of_a_run_says_what_it_played_so_that_others_can_be_compar
     told = asked.eval_parameters
     assert (told.split, told.limit, told.seeds, told.system_prompt, told.success_threshold) == ("heldout", 5, (1, 2), "Add.", 0.7)
     assert (told.model, told.samples_per_task, told.sampling.temperature) == ("tiny", 1, 0.0)
-    assert dataset_of(OpenEnvConfig(base_url="http://me:secret@host:8000")) == "openenv:http://<redacted>@host:8000"
-    assert dataset_of(PythonEnvConfig(import_path="my.env:make")) == "py:my.env:make"
 
 
 async def test_an_environment_that_asks_the_same_whatever_the_task_is_told_in_the_metrics_and_is_reproducible_all_the_same(

@@ -10,7 +10,8 @@ from typing import Any
 from rich.console import Console
 
 from jaxrl.evals.scores import score_rows
-from jaxrl.monitors.evaluation import EvalTerminal, draw_success_by_difficulty, print_scores
+from jaxrl.monitors.evaluation import EvalTerminal, print_scores
+from jaxrl.monitors.plot import draw_success_by_difficulty
 
 
 def row(task: str, reward: float | None, *, difficulty: str = "easy", error: str | None = None, **more: Any) -> dict[str, Any]:

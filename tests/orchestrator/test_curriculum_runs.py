@@ -286,6 +286,18 @@ async def test_a_group_that_is_stale_before_it_is_committed_is_no_result_of_its_
     assert {task for task, end in ends.items() if end == "trained"} <= set(diary.told)
 
 
+async def test_a_group_that_finished_in_time_and_is_committed_too_late_is_no_result_of_its_task_either():
+    diary = Diary()
+    run = make_run(envs=lambda pool: [make_env(pool, ToyEnv(), tasks=diary)], max_steps=9, async_level=1, max_staleness_steps=1)
+    orchestrator = run.orchestrator
+    async with asyncio.TaskGroup() as tasks:
+        opened = orchestrator._dispatcher.open(0, tasks)
+    assert orchestrator._sink.finished.popleft() is opened and opened.oldest_version == 0
+    orchestrator._step = 3  # the main loop was held up meanwhile, as by a batch that is shipped
+    orchestrator._commit(opened)
+    assert {str(r.bucket) for r in opened.members} == {"stale"} and not diary.told and not orchestrator._dispatcher.in_flight
+
+
 async def test_tasks_that_an_environment_empties_as_it_plays_are_learnt_from_and_saved_as_they_were_drawn():
     class Careless(ToyEnv):
         async def play(self, spec, session):

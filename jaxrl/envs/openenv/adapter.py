@@ -9,9 +9,10 @@ import json
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any, Protocol
 
+from jaxrl.blame import in_words
 from jaxrl.config.env import OpenEnvConfig
 from jaxrl.envs.base import Message, Reply, TaskSpec
-from jaxrl.envs.hooks import imported, told
+from jaxrl.envs.hooks import imported
 from jaxrl.errors import ConfigError, EnvError
 
 Said = str | Sequence[Message]
@@ -96,7 +97,7 @@ def build_adapter(config: OpenEnvConfig, where: str) -> Adapter:
     try:
         adapter = make()
     except (Exception, SystemExit) as error:
-        raise ConfigError(f"{setting} was called without arguments and raised {told(error)}") from error
+        raise ConfigError(f"{setting} was called without arguments and raised {in_words(error)}") from error
     missing = [method for method in ("message", "action") if not callable(getattr(adapter, method, None))]
     if missing:
         raise ConfigError(

@@ -61,11 +61,14 @@ def is_loopback(url: str) -> bool:
     """Say whether a server is on this machine, where no proxy reaches it.
 
     Example:
-      >>> is_loopback("http://localhost:8000"), is_loopback("ws://127.0.0.2/ws"), is_loopback("http://example.com")
-      (True, True, False)
+      >>> [is_loopback(url) for url in ("http://localhost:8000", "ws://127.0.0.2/ws", "http://[::1]:8000", "http://0.0.0.0:8000")]
+      [True, True, True, True]
+      >>> is_loopback("http://example.com")
+      False
     """
     host = urlsplit(url).hostname or ""
     try:
-        return ipaddress.ip_address(host).is_loopback
+        address = ipaddress.ip_address(host)
+        return address.is_loopback or address.is_unspecified  # a server that listens everywhere is called so, too
     except ValueError:
         return host == "localhost" or host.endswith(".localhost")

@@ -241,6 +241,6 @@ def _tasks_of_seeds(config: OpenEnvConfig, where: str, error: NotImplementedErro
 
 def _splits(client: SyncTaskAPIClient) -> str:
     """Return which splits there are, in words; nothing if the server does not say."""
-    with contextlib.suppress(NotImplementedError, LookupError, ValueError, TaskAPIError):
+    with contextlib.suppress(NotImplementedError, LookupError, ValueError, EnvError):
         return f"; it has the splits {', '.join(repr(split.get('name')) for split in client.list_splits())}"
     return ""

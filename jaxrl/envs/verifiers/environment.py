@@ -14,14 +14,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
+from jaxrl.blame import in_words
 from jaxrl.config.env import VerifiersEnvConfig, env_name
 from jaxrl.config.turns import BudgetConfig
-from jaxrl.envs.agent.attending import Unheeded, attended
-from jaxrl.envs.agent.gateway import Gateway
-from jaxrl.envs.agent.talk import Talk
 from jaxrl.envs.base import Demonstration, Outcome, Session, TaskSpec, checked_tasks
 from jaxrl.envs.deadline import waiting_its_turn
-from jaxrl.envs.hooks import told
+from jaxrl.envs.gateway.attending import Unheeded, attended
+from jaxrl.envs.gateway.server import Gateway
+from jaxrl.envs.gateway.talk import Talk
 from jaxrl.envs.verifiers.loops import LoopThread
 from jaxrl.envs.verifiers.package import load_world
 from jaxrl.envs.verifiers.verdicts import Verdict, outcome_of
@@ -188,7 +188,7 @@ class VerifiersEnvironment:
                 started.set_result(None)
                 await asyncio.Event().wait()
         except (Exception, SystemExit) as error:
-            failure = EnvError(f"env {self.name!r}: what its episodes share failed to start or to stop: {told(error)}")
+            failure = EnvError(f"env {self.name!r}: what its episodes share failed to start or to stop: {in_words(error)}")
             failure.__cause__ = error
             if not started.done():
                 started.set_exception(failure)

@@ -15,9 +15,10 @@ from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
+from jaxrl.blame import in_words
 from jaxrl.config.env import VerifiersEnvConfig, env_name
 from jaxrl.envs.base import TaskSpec
-from jaxrl.envs.hooks import look_in_working_folder, told
+from jaxrl.envs.hooks import look_in_working_folder
 from jaxrl.envs.verifiers.verdicts import Verdict, read_episode
 from jaxrl.errors import ConfigError
 from jaxrl.inference.rendering.messages import whole_characters
@@ -80,7 +81,7 @@ def load_world(config: VerifiersEnvConfig) -> PackageWorld:
     except ConfigError:
         raise
     except (Exception, SystemExit) as error:
-        raise ConfigError(f"{where} cannot be loaded: {told(error)}") from error
+        raise ConfigError(f"{where} cannot be loaded: {in_words(error)}") from error
     if not env.taskset.bounded and config.num_tasks is None:
         raise ConfigError(f"{where} has no end: say how many of its tasks to take, with `num_tasks`")
     tasks = _listed(lambda: itertools.islice(env.taskset, config.num_tasks), config.load_deadline_s, where)
@@ -165,6 +166,6 @@ def _listed(tasks: Callable[[], Iterable[Any]], deadline_s: float, where: str) -
         if not done.done():
             given_up.set()
             raise ConfigError(f"{where} was not loaded after `load_deadline_s`={deadline_s:g} s") from error
-        raise ConfigError(f"{where}: its tasks cannot be listed: {told(error)}") from error
+        raise ConfigError(f"{where}: its tasks cannot be listed: {in_words(error)}") from error
     except (Exception, SystemExit) as error:
-        raise ConfigError(f"{where}: its tasks cannot be listed: {told(error)}") from error
+        raise ConfigError(f"{where}: its tasks cannot be listed: {in_words(error)}") from error

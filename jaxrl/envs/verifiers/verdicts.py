@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from jaxrl.envs.agent.talk import Talk
 from jaxrl.envs.base import Outcome
+from jaxrl.envs.gateway.talk import Talk
 from jaxrl.errors import EnvError, GraderError
 
 MAX_ERROR_CHARS = 2000

@@ -355,6 +355,7 @@ def test_the_first_tasks_of_a_large_split_are_listed_and_no_others() -> None:
     with StubServer(World(splits={"train": 1_000})) as server:
         assert len(built(server, num_tasks=3).tasks()) == 3
         assert [body for route, body in server.world.bodies if route == "task_range"] == [{"split": "train", "start": 0, "stop": 3}]
+        assert len(built(server, num_tasks=2_000).tasks()) == 1_000, "all that there are"
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:99999", "http://127.0.0.1:port", "http://[::1", "http://", "http://127.0.0.1:0"])

@@ -88,6 +88,22 @@ async def test_now_and_then_one_tries_for_more_room(monkeypatch: pytest.MonkeyPa
     await asyncio.gather(*visits)
 
 
+async def test_room_that_a_try_found_is_filled_again_as_soon_as_somebody_leaves() -> None:
+    crowd = Crowd(Room(), places=1)
+    visits = [asyncio.create_task(crowd.visit(number)) for number in range(4)]
+    await settle()
+    assert crowd.inside == [0]
+    crowd.places = 2
+    async with asyncio.timeout(5):
+        while len(crowd.inside) < 2:
+            await asyncio.sleep(0.001)
+    await crowd.send_out(0)
+    assert len(crowd.inside) == 2, "without a pause"
+    for _ in range(3):
+        await crowd.send_out(crowd.inside[0])
+    await asyncio.gather(*visits)
+
+
 async def test_a_try_never_goes_beyond_the_most() -> None:
     room = Room(1)
     await room.enter()

@@ -126,6 +126,14 @@ async def test_a_request_whose_connection_is_lost_is_sent_once_more_on_a_new_one
     assert numbers == [0, 0, 1]
 
 
+async def test_the_second_try_takes_none_of_the_connections_that_may_be_lost_too() -> None:
+    answers = [{"num_tasks": 1}, {"num_tasks": 1}, None, {"num_tasks": 4}]
+    async with raw_server(*answers) as (url, numbers), TaskAPIClient(url, "e") as client:
+        await asyncio.gather(client.num_tasks("train"), client.num_tasks("test"))
+        assert await client.num_tasks("train") == 4
+    assert sorted(numbers[:2]) == [0, 1] and numbers[3] == 2
+
+
 @pytest.mark.parametrize("retries", [0, 1, 3])
 async def test_a_connection_that_is_always_lost_is_given_up_after_the_tries(retries: int) -> None:
     async with raw_server(*[None] * 9) as (url, numbers), TaskAPIClient(url, "e", retries=retries) as client:

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from jaxrl.config.turns import BudgetConfig
-from jaxrl.envs.agent.gateway import SESSION_ID, SHARED_KEY, Gateway
+from jaxrl.envs.gateway.server import SESSION_ID, SHARED_KEY, Gateway
 from jaxrl.envs.play import play_rollout
 from jaxrl.envs.verifiers.environment import VerifiersEnvironment
 from jaxrl.envs.verifiers.verdicts import Verdict

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from jaxrl.config.turns import BudgetConfig
-from jaxrl.envs.agent.talk import Talk
+from jaxrl.envs.gateway.talk import Talk
 from jaxrl.envs.verifiers.verdicts import Verdict, outcome_of, read_episode
 from tests.envs.policies import open_session, saying
 

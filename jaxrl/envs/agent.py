@@ -18,10 +18,10 @@ from typing import Any
 
 from jaxrl.config.env import AgentEnvConfig, env_name
 from jaxrl.config.turns import BudgetConfig
-from jaxrl.envs.agent.attending import Unheeded, attended
-from jaxrl.envs.agent.gateway import Gateway
-from jaxrl.envs.agent.talk import Talk
 from jaxrl.envs.base import Demonstration, Outcome, Session, TaskSpec, checked_tasks
+from jaxrl.envs.gateway.attending import Unheeded, attended
+from jaxrl.envs.gateway.server import Gateway
+from jaxrl.envs.gateway.talk import Talk
 from jaxrl.envs.hooks import called, imported
 from jaxrl.envs.rows import read_rows
 from jaxrl.envs.splits import question_id

@@ -1,11 +1,11 @@
-"""`jaxrl.envs.agent.bodies`: what an agent sends, and the shapes in which it is told replies."""
+"""`jaxrl.envs.gateway.bodies`: what an agent sends, and the shapes in which it is told replies."""
 
 import json
 from typing import Any
 
 import pytest
 
-from jaxrl.envs.agent.bodies import Told, read_ask, retry_headers, stream_body, whole_body
+from jaxrl.envs.gateway.bodies import Told, read_ask, retry_headers, stream_body, whole_body
 from jaxrl.inference.chat.refusals import Refusal
 
 CHAT = [{"role": "user", "content": "q"}]

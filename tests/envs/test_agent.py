@@ -16,9 +16,9 @@ import pytest
 
 from jaxrl.batching import rollout_to_samples
 from jaxrl.config.turns import BudgetConfig
-from jaxrl.envs.agent import talk
-from jaxrl.envs.agent.environment import AgentEnvironment
+from jaxrl.envs.agent import AgentEnvironment
 from jaxrl.envs.base import Outcome
+from jaxrl.envs.gateway import talk
 from jaxrl.envs.play import play_rollout
 from jaxrl.errors import EngineError
 from jaxrl.inference.endpoint import GenerateRequest

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Coroutine, Mapping
 from typing import Any, TypeVar
 
-from jaxrl.envs.agent.talk import Talk
+from jaxrl.envs.gateway.talk import Talk
 
 logger = logging.getLogger(__name__)
 

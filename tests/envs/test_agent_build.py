@@ -8,11 +8,11 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from jaxrl.config.env import AgentEnvConfig, EnvConfig
-from jaxrl.envs.agent.environment import AgentEnvironment
+from jaxrl.envs.agent import AgentEnvironment
 from jaxrl.envs.build import build_environment
 from jaxrl.errors import ConfigError
 
-HERE = "tests.envs.agent.test_build"
+HERE = "tests.envs.test_agent_build"
 
 
 async def agent(spec: dict[str, Any], base_url: str, api_key: str, *, tries: int = 1) -> float:

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxrl.config.turns import BudgetConfig
-from jaxrl.envs.agent.bodies import Ask, Told, over
 from jaxrl.envs.base import Reply, Session
+from jaxrl.envs.gateway.bodies import Ask, Told, over
 from jaxrl.errors import EnvError, JaxrlError, PromptTooLongError
 from jaxrl.inference.chat.conversations import Key
 from jaxrl.inference.chat.refusals import Refusal

@@ -24,7 +24,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from jaxrl.envs.agent.bodies import Ask, Told, models_body, over, read_ask, retry_headers, stream_body, whole_body
+from jaxrl.envs.gateway.bodies import Ask, Told, models_body, over, read_ask, retry_headers, stream_body, whole_body
 from jaxrl.errors import EnvError
 from jaxrl.inference.chat.refusals import Refusal
 
