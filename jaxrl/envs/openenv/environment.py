@@ -29,6 +29,8 @@ from jaxrl.errors import ConfigError, EnvError, EnvUnreachableError, TaskAPIErro
 
 logger = logging.getLogger(__name__)
 
+MANY_TASKS = 100_000
+"""More than these take so long to list that it is said."""
 _RESET_KEYS = ("split", "index", "seed")
 """What of a task's spec the server is reset with."""
 
@@ -204,6 +206,8 @@ def _tasks(config: OpenEnvConfig, where: str) -> list[TaskSpec]:
     """Return a spec for each task of the split under each seed."""
     with SyncTaskAPIClient(config.base_url, config.server_env, timeout=config.request_deadline_s) as client:
         try:
+            if config.num_tasks is None and (total := client.num_tasks(config.split)) > MANY_TASKS:
+                logger.warning("%s: all %d tasks of `split`=%r are listed first; `num_tasks` takes fewer", where, total, config.split)
             listed = list(client.iter_tasks(config.split, config.num_tasks))
         except NotImplementedError as error:
             return _tasks_of_seeds(config, where, error)

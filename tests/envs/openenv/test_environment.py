@@ -358,6 +358,17 @@ def test_the_first_tasks_of_a_large_split_are_listed_and_no_others() -> None:
         assert len(built(server, num_tasks=2_000).tasks()) == 1_000, "all that there are"
 
 
+def test_listing_very_many_tasks_is_said_with_the_setting_that_takes_fewer(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jaxrl.envs.openenv.environment.MANY_TASKS", 4)
+    with StubServer(World(splits={"train": 5, "test": 4})) as server:
+        built(server, split="test"), built(server, num_tasks=5)
+        assert caplog.text == ""
+        built(server)
+        assert "env 'openenv': all 5 tasks of `split`='train' are listed first; `num_tasks` takes fewer" in caplog.text
+
+
 @pytest.mark.parametrize("url", ["http://127.0.0.1:99999", "http://127.0.0.1:port", "http://[::1", "http://", "http://127.0.0.1:0"])
 def test_an_address_that_is_none_is_a_mistake_of_the_configuration(url: str) -> None:
     with pytest.raises(ConfigError, match=r"env 'openenv': `base_url`: expected the address of an OpenEnv server, .*, got "):
