@@ -16,6 +16,9 @@ from typing import Any
 import pytest
 
 from jaxrl import eval as command
+from jaxrl.config.eval_command import EvalCommandConfig
+from jaxrl.config.eval_flags import build_eval_parser, parse_eval_flags
+from jaxrl.config.load import take_overrides
 from jaxrl.evals.book import EPISODES, RESULT
 from tests.inference.wire_server import MODEL, Answer, Call, FakeModel, WireServer
 
@@ -102,7 +105,7 @@ def test_an_evaluation_prints_a_table_and_leaves_its_rows_and_scores(served: Ser
     assert {name: kind["n"] for name, kind in scores["by_difficulty"].items()} == {"large": 5, "small": 6}
     assert all(word in shown.out for word in ("81.8 % ± 11.6 %", "reproducible", "yes", "small", str(folder)))
     assert "11 of 11 episodes" in shown.err and "Traceback" not in shown.err
-    assert (folder / command.PICTURE).read_bytes().startswith(b"\x89PNG")
+    assert (folder / "success_by_difficulty.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_json_is_all_that_is_on_standard_output(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
@@ -250,15 +253,15 @@ def test_the_server_must_have_the_model(served: Served, capsys: pytest.CaptureFi
 def test_an_environment_of_a_run_is_measured_as_the_run_measures_it(served: Served) -> None:
     config = Path(__file__).parents[1] / "configs" / "quickstart.toml"
     request = command.read_request(
-        command.parse_eval_flags([f"config:{config}", *served.flags, "--limit", "2"], command.build_eval_parser()), [], lambda text: None
+        parse_eval_flags([f"config:{config}", *served.flags, "--limit", "2"], build_eval_parser()), [], lambda text: None
     )
     assert request.dataset == "reasoning_gym:chain_sum", "as the run itself calls it, so that both can be compared"
     assert request.command.env.split == "heldout"  # type: ignore[union-attr]
     assert request.parameters.sampling.max_tokens == 32 and request.parameters.sampling.temperature == 0.0
     assert request.parameters.limit == 2 and request.is_in_turns
     argv = [f"config:{config}#chain_sum", *served.flags, "--env.num_tasks=50", "--split", "test"]
-    overrides, rest = command.take_overrides(argv, command.EvalCommandConfig)
-    trained = command.read_request(command.parse_eval_flags(rest, command.build_eval_parser()), overrides, lambda text: None)
+    overrides, rest = take_overrides(argv, EvalCommandConfig)
+    trained = command.read_request(parse_eval_flags(rest, build_eval_parser()), overrides, lambda text: None)
     assert (trained.command.env.split, trained.command.env.num_tasks) == ("heldout", 50)  # type: ignore[union-attr]
     assert not trained.is_in_turns, "its tasks are those that the run measures"
     assert trained.parameters.sampling == request.parameters.sampling, "that of evaluation"

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -20,7 +19,8 @@ from jaxrl.config.env import SamplingConfig
 from jaxrl.config.turns import History
 from jaxrl.envs.session import eval_seed_scope
 from jaxrl.envs.words import WordsPrompt, WordsReply, WordsSession
-from jaxrl.errors import DeadlineError, EngineError
+from jaxrl.errors import EngineError
+from jaxrl.evals.threads import HeldThreads
 from jaxrl.inference.endpoint import sampling_seed
 from jaxrl.types import Rollout
 
@@ -65,7 +65,7 @@ class FunctionPolicy:
         self._reply = reply
         self._wanted = _parameters_of(reply) & {"sampling", "seed", "tools"}
         self._name = _name_of(reply)
-        self._threads = _Threads(num_workers, self._name, version, stop_deadline_s)
+        self._threads = HeldThreads(num_workers, self._name, version, stop_deadline_s)
         self._count_tokens = count_tokens
         self._run_seed = run_seed
 
@@ -133,7 +133,7 @@ class BatchFunctionPolicy:
         self._replies = replies
         self._is_told_sampling = "sampling" in _parameters_of(replies)
         self._name = _name_of(replies)
-        self._threads = _Threads(1, self._name, version, stop_deadline_s)
+        self._threads = HeldThreads(1, self._name, version, stop_deadline_s)
         self._count_tokens = count_tokens
         self._max_batch_size = max_batch_size
         self._waiting: list[_Waiting] = []
@@ -217,53 +217,6 @@ class _FunctionSession(WordsSession):
 
     async def _write(self, prompt: WordsPrompt) -> WordsReply:
         return await self._policy.answer(self.rollout, prompt, self._sampling)
-
-
-class _Threads:
-    """The threads in which a function runs, which are there while the policy is held."""
-
-    def __init__(self, num_workers: int, name: str, version: Callable[[], int] | None, stop_deadline_s: float) -> None:
-        self._num_workers = num_workers
-        self._name = name
-        self._version = version
-        self._stop_deadline_s = stop_deadline_s
-        self._num_holders = 0
-        self._pool: ThreadPoolExecutor | None = None
-        self._calls: set[Future[Any]] = set()
-
-    @asynccontextmanager
-    async def hold(self, holder: str) -> AsyncIterator[int | None]:
-        self._num_holders += 1
-        try:
-            yield None if self._version is None else self._version()
-        finally:
-            self._num_holders -= 1
-            if self._num_holders == 0 and self._pool is not None:
-                pool, self._pool = self._pool, None
-                await self._stop(pool, holder)
-
-    async def call(self, function: Callable[[], Any]) -> Any:
-        if self._num_holders == 0:
-            raise RuntimeError("it answers only while its policy is held; play its episodes within `async with policy.hold(...)`")
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(self._num_workers, thread_name_prefix="function policy")
-        future = self._pool.submit(function)
-        self._calls.add(future)
-        future.add_done_callback(self._calls.discard)
-        return await asyncio.wrap_future(future)
-
-    async def _stop(self, pool: ThreadPoolExecutor, holder: str) -> None:
-        """Drop the calls that have not begun, and wait for those that have: nobody else may use what they use."""
-        pool.shutdown(wait=False, cancel_futures=True)
-        running = [asyncio.wrap_future(call) for call in list(self._calls)]
-        if not running:
-            return
-        _, late = await asyncio.wait(running, timeout=self._stop_deadline_s)
-        if late:
-            raise DeadlineError(
-                f"{holder} is over, and a call of {self._name} still runs after {self._stop_deadline_s:g} s (`stop_deadline_s`); have it "
-                "return sooner"
-            )
 
 
 def _checked(answer: Any, name: str, count_tokens: Callable[[str], int] | None) -> WordsReply:

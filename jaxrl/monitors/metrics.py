@@ -125,6 +125,8 @@ MEANINGS: dict[str, str] = {
     "tasks/<env>/key/<key>/prob": "with a curriculum: probability that the next task is of this key",
     "tasks/<env>/key/<key>/episodes": "with a curriculum: rollouts of tasks of this key so far",
     "tasks/<env>/key/<key>/cost": "with a curriculum: what they cost",
+    "tasks/<env>/pool/<pool>/tasks": "with pools: tasks that are in this pool now; `unseen` and `failing` are pools too",
+    "tasks/<env>/pool/<pool>/prob": "with pools: probability that the next task is of this pool",
     "tasks/<env>/admission_frac": "share of the step's groups that all gates let in, of those with a scored rollout; only with gates",
     "tasks/<env>/gate/<name>/frac": "share of the same groups that this gate let in; every gate is asked about each",
     "env/<env>/<metric>": "mean of a number that the environment, the session or the algorithm reports of a rollout, such as `forks` or "

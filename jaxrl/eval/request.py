@@ -1,103 +1,35 @@
-"""`python -m jaxrl.eval ENV_SPEC (--llm-endpoint URL --model NAME | --checkpoint DIR) [--env.KEY VALUE ...]`: measure a model on tasks.
+"""From the flags of `jaxrl eval` to what is asked: the environment, who is measured, how tokens are sampled, where it is written.
 
-Parses, calls `launch.evaluating`, prints what came of it, and turns the outcome into an exit code: 0 ok, 1 it failed or no episode was
-scored, 2 the command line or the configuration is wrong, 3 not reproducible, 4 a task regressed, 5 a server cannot be reached, 130
-Ctrl-C. Whatever is played stands in the folder, and the same command goes on from there.
+In: flags and overrides, and the configuration of a run where one is named. Out: an `EvalRequest`, or an error in the words of the command
+line. Nothing is played, and no server is asked.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import json
 import os
 import re
-import shlex
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from pydantic import ValidationError
-from rich.console import Console
 
 from jaxrl.config.checkpoints import RunCheckpoint, newest_step_name, run_checkpoint
 from jaxrl.config.dump import redact
 from jaxrl.config.env import EnvBase, SamplingConfig, env_name
 from jaxrl.config.eval_command import EvalCommandConfig, config_spec, dataset_of, env_section, env_tables, with_split
-from jaxrl.config.eval_flags import build_eval_parser, parse_eval_flags
 from jaxrl.config.evals import EvalParameters, EvalSectionConfig
-from jaxrl.config.load import load_config_aloud, take_overrides
+from jaxrl.config.load import load_config_aloud
 from jaxrl.config.model import FrozenModelConfig
 from jaxrl.config.run import RunConfig
-from jaxrl.errors import ConfigError, EndpointDownError, EngineError, EnvUnreachableError, JaxrlError, ModelLoadError
-from jaxrl.evals.compare import Comparison, compare, comparison_lines
+from jaxrl.errors import ConfigError
 from jaxrl.evals.result import EvalResult
 from jaxrl.inference.frozen import api_key
-from jaxrl.interrupt import ended_by_ctrl_c
-from jaxrl.launch.evaluating import SERVED_CONCURRENCY, CheckpointModel, EvalRequest, evaluate
-from jaxrl.monitors.evaluation import EvalTerminal, print_scores
-from jaxrl.monitors.messages import Messages, show_only_warnings
-
-EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_NOT_REPRODUCIBLE, EXIT_REGRESSION, EXIT_UNREACHABLE = range(6)
-
-UNREACHABLE = ("EndpointDownError", "EnvUnreachableError")
-"""What an episode fails with whose server is gone; it is played again when the evaluation goes on."""
-PICTURE = "success_by_difficulty.png"
+from jaxrl.launch.evaluating import SERVED_CONCURRENCY, CheckpointModel, EvalRequest
 
 Warn = Callable[[str], None]
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Evaluate, and return the process's exit code.
-
-    Args:
-      argv: the command line without the program's name; None takes the process's own.
-
-    Returns:
-      One of those that the module names.
-    """
-    cursor = "\x1b[?25h" if sys.stderr.isatty() else ""  # the bar had hidden it
-    with ended_by_ctrl_c(f"{cursor}Interrupted. The episodes that were played are kept: the same command goes on."):
-        return _eval(list(sys.argv[1:] if argv is None else argv))
-
-
-def _eval(argv: list[str]) -> int:
-    messages = Messages()
-    overrides, rest = take_overrides(argv, EvalCommandConfig)
-    parser = build_eval_parser()
-    flags = parse_eval_flags(rest, parser)
-    show_only_warnings()
-    terminal = EvalTerminal(messages.console)
-    try:
-        request = read_request(flags, overrides, messages.warn)
-        with terminal.shown():
-            result = evaluate(request, terminal)
-        comparison = None if request.before is None else compare(request.before, result, force=request.is_forced)
-    except (EndpointDownError, EnvUnreachableError) as error:
-        is_own_engine = flags.checkpoint is not None and isinstance(error, EndpointDownError)
-        messages.failure(f"{'The evaluation failed' if is_own_engine else 'Unreachable'}: {error}")
-        _tell_how_to_go_on(messages, argv)
-        return EXIT_FAILED if is_own_engine else EXIT_UNREACHABLE
-    except (ConfigError, ModelLoadError, EngineError) as error:
-        messages.configuration_error(error)
-        return EXIT_USAGE
-    except JaxrlError as error:
-        messages.failure(f"The evaluation failed: {error}")
-        _tell_how_to_go_on(messages, argv)
-        return EXIT_FAILED
-    _show(flags, request, result, comparison)
-    return _exit_code(flags, result, comparison, messages, argv)
-
-
-def _tell_how_to_go_on(messages: Messages, argv: Sequence[str]) -> None:
-    again = [token for token in argv if token != "--no-resume"]
-    command = shlex.join([sys.executable, "-m", "jaxrl.eval", *again])
-    messages.failure(f"What was played is kept. Once that is mended, go on with: {command}")
-
-
-# From flags to what is asked
 
 
 def read_request(flags: argparse.Namespace, overrides: Sequence[str], warn: Warn) -> EvalRequest:
@@ -267,56 +199,3 @@ def _flag_of(path: tuple[Any, ...]) -> str:
 
 def _words(error: Any) -> str:
     return str(error["ctx"]["error"]) if "error" in error.get("ctx", {}) else f"{error['msg']}, got {error['input']!r}"
-
-
-# What came of it
-
-
-def _show(flags: argparse.Namespace, request: EvalRequest, result: EvalResult, comparison: Comparison | None) -> None:
-    """Print the result, in words or as JSON, and draw it."""
-    # Only now: what draws takes half a second to import.
-    from jaxrl.monitors.plot import draw_success_by_difficulty
-
-    folder, title = request.output_dir, f"{request.dataset}: {request.parameters.model}"
-    has_picture = draw_success_by_difficulty(result.scores, folder / PICTURE, title)
-    if flags.json:
-        value = json.loads((folder / "result.json").read_text(encoding="utf-8"))
-        value |= {"output_dir": str(folder), "comparison": None if comparison is None else dataclasses.asdict(comparison)}
-        sys.stdout.write(json.dumps(value, ensure_ascii=True, allow_nan=False) + "\n")
-        return
-    console = Console(highlight=False)
-    print_scores(console, result.scores, result.rows, title=title)
-    if comparison is not None:
-        console.print()
-        console.print(f"compared with {flags.compare}", style="dim", markup=False, soft_wrap=True)
-        for line in comparison_lines(comparison):
-            console.print(line, markup=False, soft_wrap=True)
-    console.print()
-    files = f"{folder}: result.json, episodes.jsonl, timings.jsonl" + (f", {PICTURE}" if has_picture else "")
-    console.print(files, style="dim", markup=False, soft_wrap=True)
-
-
-def _exit_code(
-    flags: argparse.Namespace, result: EvalResult, comparison: Comparison | None, messages: Messages, argv: Sequence[str]
-) -> int:
-    """Return the exit code of an evaluation that came to its end, and say why it is not 0."""
-    lost = [row for row in result.rows if row["error"] is not None and row["error"]["type"] in UNREACHABLE]
-    if lost:
-        messages.failure(f"Unreachable: {len(lost)} of {len(result.rows)} episodes met no server, the first: {lost[0]['error']['message']}")
-        _tell_how_to_go_on(messages, argv)
-        return EXIT_UNREACHABLE
-    if not result.scores["n_scored"]:
-        messages.failure("No episode was scored, so nothing was measured; see the errors in episodes.jsonl")
-        return EXIT_FAILED
-    if flags.require_reproducible and result.scores.get("reproducible") is not True:
-        what = "was not reproducible" if result.scores.get("reproducible") is False else "could not be told to be reproducible"
-        messages.failure(f"The evaluation {what} (--require-reproducible); `probes` in result.json say what differed")
-        return EXIT_NOT_REPRODUCIBLE
-    if flags.fail_on_regression and comparison is not None and comparison.is_regression:
-        messages.failure(f"{len(comparison.regressed)} tasks regressed (--fail-on-regression)")
-        return EXIT_REGRESSION
-    return EXIT_OK
-
-
-if __name__ == "__main__":
-    sys.exit(main())
