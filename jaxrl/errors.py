@@ -61,6 +61,14 @@ class EndpointDownError(EngineError):
     """A server could not be reached, or went on refusing work; another one may answer the same request."""
 
 
+class PolicyFunctionError(EngineError):
+    """A function that is measured gave no reply: it raised, or cannot be told what it must know."""
+
+
+class NoReplyError(PolicyFunctionError, TypeError):
+    """A function that is measured returned something that is no reply, which is a mistake in it and ends an evaluation."""
+
+
 class EnvError(JaxrlError, RuntimeError):
     """An environment broke its own contract (tasks, rewards, or the shape of a reply)."""
 

@@ -1,8 +1,8 @@
-"""`python -m jaxrl.rollouts RUN_DIR_OR_FILE [--step N] [--env NAME] [--best | --worst | --errors] [--num K] [--full]`: read conversations.
+"""`python -m jaxrl.rollouts DIR_OR_FILE [--step N] [--env NAME] [--task ID] [--best | --worst | --errors] [--num K] [--full]`: read them.
 
-Prints rollouts of a run, finished or going on, as conversations: in colours on a terminal, plain in a pipe. Exit codes: 0 shown,
-1 there is nothing to show or the file is broken, 2 the command line is wrong or no such run is there. What a conversation looks like
-is `monitors.conversation`' work.
+Prints rollouts of a run or an evaluation, finished or going on, as conversations: in colours on a terminal, plain in a pipe. Exit codes:
+0 shown, 1 there is nothing to show or the file is broken, 2 the command line is wrong or no such run is there. What a conversation looks
+like is `monitors.conversation`' work.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             messages.failure(str(error))
             return EXIT_USAGE
         try:
-            found = chosen(path, order=flags.order, env_name=flags.env, num=flags.num)
+            found = chosen(path, order=flags.order, env_name=flags.env, task_id=flags.task, num=flags.num)
         except (OSError, ValueError) as error:
             messages.failure(f"`{path}` cannot be read: {error}")
             return EXIT_FAILED
@@ -64,9 +64,12 @@ def _print(path: Path, found: Choice, *, is_full: bool) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m jaxrl.rollouts", description="Read what was said in the rollouts of a run.")
-    parser.add_argument("path", type=Path, metavar="RUN_DIR_OR_FILE", help="a run folder, or one file of its `rollouts` or `evals`")
+    parser.add_argument(
+        "path", type=Path, metavar="DIR_OR_FILE", help="a run folder, one file of its `rollouts` or `evals`, or the folder of an evaluation"
+    )
     parser.add_argument("--step", type=int, metavar="N", help="rollouts of this step (default: the newest)")
     parser.add_argument("--env", metavar="NAME", help="rollouts of this environment only")
+    parser.add_argument("--task", metavar="ID", help="rollouts of this task only")
     order = parser.add_mutually_exclusive_group()
     for name, words in (("best", "highest reward first"), ("worst", "lowest reward first"), ("errors", "rollouts that failed")):
         order.add_argument(f"--{name}", dest="order", action="store_const", const=name, help=words)

@@ -10,16 +10,22 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from jaxrl import eval as command
+from jaxrl import rollouts
+from jaxrl.config.dump import dump_toml
 from jaxrl.config.eval_command import EvalCommandConfig
 from jaxrl.config.eval_flags import build_eval_parser, parse_eval_flags
-from jaxrl.config.load import take_overrides
+from jaxrl.config.evals import library_versions, settings_in_evaluation
+from jaxrl.config.load import load_config, take_overrides
 from jaxrl.evals.book import EPISODES, RESULT
+from jaxrl.evals.result import EvalResult
+from jaxrl.launch.measuring import eval_config
 from tests.inference.wire_server import MODEL, Answer, Call, FakeModel, WireServer
 
 SUMS = "py:tests.eval_worlds:sums"
@@ -130,7 +136,7 @@ def test_a_server_that_dies_ends_the_evaluation_and_the_same_command_goes_on(ser
     served.model.num_said, served.model.dies_after = 0, 4
     assert run(served, "-o", "torn", "--concurrency", "1", "--env.kwargs.num_tasks", "12", "--no-resume") == 5
     shown = capsys.readouterr().err
-    assert "Unreachable" in shown and "go on with:" in shown
+    assert "Unreachable" in shown and "What was played is kept. Once that is mended, go on with:" in shown
     assert "jaxrl.eval" in shown and "--no-resume" not in shown.split("go on with:")[1]
     rows = [json.loads(line) for line in Path("torn", EPISODES).read_text().splitlines()]
     assert [row["status"] for row in rows].count("ok") == 4
@@ -138,6 +144,7 @@ def test_a_server_that_dies_ends_the_evaluation_and_the_same_command_goes_on(ser
     served.model.num_said = 0
     assert run(served, "-o", "torn", "--concurrency", "1", "--env.kwargs.num_tasks", "12") == 0
     assert served.model.num_said == 8, "what was played is not played again"
+    assert "4 of 12 episodes are there already" in capsys.readouterr().err
     assert Path("torn", EPISODES).read_bytes() == Path("whole", EPISODES).read_bytes()
 
 
@@ -153,7 +160,8 @@ def test_episodes_that_met_no_server_end_with_5_though_the_evaluation_came_to_it
 def test_who_cannot_be_reached_ends_with_5_at_once(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
     served.server.port = 1  # where nobody listens
     assert run(served) == 5
-    assert "cannot be reached" in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    assert "cannot be reached" in shown and "Nothing was played yet. Once that is mended" in shown
 
 
 def test_an_openenv_server_that_cannot_be_reached_ends_with_5(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
@@ -192,6 +200,37 @@ def test_a_world_that_does_not_repeat_itself_is_told_and_ends_with_3_where_that_
     assert result("calm")["scores"]["probes"][-1]["kind"] == "policy"
 
 
+def test_a_gate_on_p_lets_a_few_changes_pass_and_stops_a_fall(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(served, "-o", "before") == 0
+    flags = ("--compare", "before/result.json", "--fail-on-regression", "--regression-p", "0.05")
+    served.model.below = 11
+    assert run(served, "-o", "nearly", *flags) == 0, "one of twelve regressed: p = 1"
+    assert "python -m jaxrl.rollouts nearly --task s11" in capsys.readouterr().out
+    assert rollouts.main(["nearly", "--task", "s11"]) == 0 and "11 + 11 =" in capsys.readouterr().out
+    served.model.below = 6
+    assert run(served, "-o", "worse", *flags) == 4, "six of twelve: p = 0.03"
+    assert "6 tasks regressed and 0 were fixed, p = 0.0312 (--regression-p 0.05)" in capsys.readouterr().err
+
+
+def test_fewer_tasks_than_were_asked_for_and_seeds_that_change_nothing_are_told(served: Served, caplog: pytest.LogCaptureFixture) -> None:
+    assert run(served, "-o", "many", "--limit", "500", "--seeds", "0,1") == 0
+    few, seeds = [record.getMessage() for record in caplog.records]
+    assert few == "asked for 500 tasks, the environment has 12"
+    assert seeds.startswith("no task began differently under another seed (`seeds` 0,1)") and "same episodes 2 times" in seeds
+    caplog.clear()
+    assert run(served, "-o", "drawn", "--limit", "12", "--seeds", "0,1", "--temperature", "0.5") == 0
+    assert not caplog.records
+
+
+def test_a_split_is_named_where_it_leaves_fewer_tasks_than_were_asked_for(served: Served, caplog: pytest.LogCaptureFixture) -> None:
+    served.model.say = lambda question: "7"
+    flags = ("--env.num_tasks", "400", "--env.parameters", "{min_digits = 3, max_digits = 3}")
+    assert run(served, "-o", "out", *flags, spec="reasoning_gym:chain_sum") == 0
+    few = next(record.getMessage() for record in caplog.records if record.getMessage().startswith("asked for"))
+    assert few.startswith("asked for 400 tasks, the environment has ")
+    assert few.endswith(": `split`='heldout' keeps about 10 % of the distinct questions, of which `--env.num_tasks` 400 were generated")
+
+
 def test_nothing_scored_is_a_failure(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(served, "-o", "out", spec="py:tests.eval_worlds:broken") == 1
     shown = capsys.readouterr()
@@ -222,6 +261,7 @@ ENDPOINT = ["--llm-endpoint", "http://127.0.0.1:1", "--model", "m"]
         ([SUMS, *ENDPOINT, "--samples-per-task", "3"], "at temperature 0 would play the same"),
         ([SUMS, *ENDPOINT, "--split", "test"], "an environment of type 'python' has no splits"),
         ([SUMS, *ENDPOINT, "--fail-on-regression"], "`--fail-on-regression` needs `--compare"),
+        ([SUMS, *ENDPOINT, "--regression-p", "0.05"], "`--regression-p` needs `--compare"),
         ([SUMS, *ENDPOINT, "--compare", "none.json"], "`none.json` cannot be read"),
         ([SUMS, *ENDPOINT, "--api-key-var", "JAXRL_NO_SUCH_KEY"], "the environment variable JAXRL_NO_SUCH_KEY is not set"),
         ([SUMS, *ENDPOINT, "--num-slots", "4"], "are for `--checkpoint`; leave them out"),
@@ -258,13 +298,33 @@ def test_an_environment_of_a_run_is_measured_as_the_run_measures_it(served: Serv
     assert request.dataset == "reasoning_gym:chain_sum", "as the run itself calls it, so that both can be compared"
     assert request.command.env.split == "heldout"  # type: ignore[union-attr]
     assert request.parameters.sampling.max_tokens == 32 and request.parameters.sampling.temperature == 0.0
-    assert request.parameters.limit == 2 and request.is_in_turns
+    assert request.parameters.limit == 2 and request.is_in_turns and request.num_asked == 2
     argv = [f"config:{config}#chain_sum", *served.flags, "--env.num_tasks=50", "--split", "test"]
     overrides, rest = take_overrides(argv, EvalCommandConfig)
     trained = command.read_request(parse_eval_flags(rest, build_eval_parser()), overrides, lambda text: None)
     assert (trained.command.env.split, trained.command.env.num_tasks) == ("heldout", 50)  # type: ignore[union-attr]
     assert not trained.is_in_turns, "its tasks are those that the run measures"
     assert trained.parameters.sampling == request.parameters.sampling, "that of evaluation"
+    assert trained.num_asked == 50
+
+
+def test_a_run_folder_names_its_environments_and_its_base_policy_can_be_compared_with_the_trained(tmp_path: Path) -> None:
+    config = load_config(
+        Path(__file__).parents[1] / "configs" / "quickstart.toml",
+        ["--run.seed=5", "--orchestrator.eval.num_tasks=7", "--orchestrator.eval.success_threshold=0.5"],
+    )
+    (tmp_path / "config.toml").write_text(dump_toml(config))
+    (env,) = config.orchestrator.eval.env
+    measured = eval_config(config.orchestrator.eval, env, "base")
+    EvalResult(measured, "x", 0, 0, {"per_task": {"a": {"success_rate": 1.0}}}, []).to_json(tmp_path / "base.json")
+    argv = [f"config:{tmp_path}#{env.name}", *ENDPOINT, "--compare", str(tmp_path / "base.json")]
+    request = command.read_request(parse_eval_flags(argv, build_eval_parser()), [], lambda text: None)
+    assert request.run_seed == 5 and not request.is_in_turns
+    assert request.command.inference == config.engine, "the same window, whoever is measured"
+    assert request.parameters == measured.eval_parameters.model_copy(update={"model": "m"})
+    assert library_versions(request.command.env) == measured.library_versions == {"reasoning-gym": metadata.version("reasoning-gym")}
+    assert settings_in_evaluation(request.command.env) == measured.env_parameters
+    assert request.before is not None and request.before.config.dataset == request.dataset == "reasoning_gym:chain_sum"
 
 
 FRESH = """

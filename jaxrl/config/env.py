@@ -115,6 +115,8 @@ class QuestionsEnvConfig(EnvBase):
     """Key of the row's difficulty, text or a number, by which a curriculum and evaluation tell tasks apart; a row may have none."""
     group_key: str = Field(default="group", min_length=1)
     """Key of the family of tasks that the row belongs to, text or a number; a row may have none."""
+    num_tasks: int | None = Field(default=None, ge=1)
+    """Tasks, the first ones of the split in the order of the file; null takes all."""
     split: Literal["train", "heldout", "all"] = "train"
     """Which questions to keep, by a hash of the question text: `train` and `heldout` never share a text."""
     heldout_frac: float = Field(default=0.1, ge=0, lt=1)

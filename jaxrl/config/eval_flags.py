@@ -20,7 +20,8 @@ written down, and the scores come with their standard error."""
 _EPILOG = """\
 ENV_SPEC:
 {specs}
-  {config:<38} an environment of a run
+  {config:<38} an environment of a run (its folder or
+                                         a config file), as the run has it
   reasoning_gym:chain_sum@tiers          ten difficulties, 2x1 to 7x5
   reasoning_gym:chain_sum@2x1,3x1        some of them (terms x digits)
 
@@ -30,10 +31,11 @@ else text. --inference.KEY sets the engine of a checkpoint likewise.
 
 Exit codes: 0 ok, 1 failed or nothing was scored, 2 usage or configuration,
 3 not reproducible (with --require-reproducible), 4 regression (with
---fail-on-regression), 5 a server cannot be reached.
+--fail-on-regression or --regression-p), 5 a server cannot be reached.
 
 Examples:
-  jaxrl eval reasoning_gym:chain_sum --checkpoint runs/quickstart
+  jaxrl eval config:runs/a#chain_sum_heldout --checkpoint runs/a \\
+    --compare runs/a/evals/step_000000.chain_sum_heldout.json
   jaxrl eval reasoning_gym:chain_sum@tiers --limit 100 \\
     --llm-endpoint http://127.0.0.1:8000/v1 --model smollm2
   jaxrl eval openenv:http://127.0.0.1:8765 --checkpoint models/mine \\
@@ -44,7 +46,7 @@ Examples:
 def build_eval_parser() -> argparse.ArgumentParser:
     """Return the parser of everything but overrides."""
     specs = "\n".join(f"  {word}:{kind.example}" for word, kind in SPEC_KINDS.items())
-    epilog = _EPILOG.format(specs=specs, config="config:FILE.toml#ENV_NAME")
+    epilog = _EPILOG.format(specs=specs, config="config:RUN_DIR#ENV_NAME")
     parser = argparse.ArgumentParser(
         prog="python -m jaxrl.eval",
         description=_DESCRIPTION,
@@ -119,7 +121,7 @@ def _add_sampling(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--temperature", type=_number(least=0), metavar="X", help="0, the default, takes the likeliest token")
     group.add_argument("--top-p", type=_number(least=0), metavar="X", help="nucleus sampling (1: off)")
     group.add_argument("--max-tokens", type=_whole(1), metavar="N", help="tokens of one reply (256)")
-    group.add_argument("--run-seed", type=_whole(0), default=0, metavar="N", help="seed of all sampling (0)")
+    group.add_argument("--run-seed", type=_whole(0), metavar="N", help="seed of all sampling (0, or that of the run that ENV_SPEC names)")
 
 
 def _add_outcome(group: argparse._ArgumentGroup) -> None:
@@ -135,6 +137,12 @@ def _add_outcome(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--compare", type=Path, metavar="RESULT.json", help="list the tasks fixed and regressed since an earlier result")
     group.add_argument("--force", action="store_true", help="compare results of different tasks or thresholds all the same")
     group.add_argument("--fail-on-regression", action="store_true", help="exit with 4 if a task regressed (with --compare)")
+    group.add_argument(
+        "--regression-p",
+        type=_number(least=0),
+        metavar="P",
+        help="exit with 4 only if the success rate fell and the exact McNemar p is below P, such as 0.05 (with --compare)",
+    )
     group.add_argument("--require-reproducible", action="store_true", help="exit with 3 unless equal seeds gave equal first observations")
     group.add_argument("--probe-policy", action="store_true", help="also play one task twice at temperature 0 and compare the replies")
     group.add_argument("--json", action="store_true", help="print the result as JSON, and nothing else on standard output")

@@ -5,6 +5,7 @@ That held-out questions are not trained on can be told only from the questions: 
 
 from __future__ import annotations
 
+from importlib import metadata
 from typing import Any
 
 from pydantic import Field, model_validator
@@ -16,6 +17,8 @@ from jaxrl.config.env import EnvBase, EnvConfig, SamplingConfig, env_name
 
 UNUSED_IN_EVALUATION = ("algo", "coefficients", "ratio", "tasks", "truncated")
 """Settings of an environment that mean something in training only."""
+_PACKAGES = {"reasoning_gym": "reasoning-gym", "tools": "reasoning-gym", "feedback": "reasoning-gym", "verifiers": "verifiers"}
+"""By type of environment, the package that its tasks or scores are made by."""
 
 
 class EvalSectionConfig(Section):
@@ -113,3 +116,14 @@ class EvalConfig(Section):
 def settings_in_evaluation(env: EnvBase) -> dict[str, Any]:
     """Return what an evaluation depends on of an environment's settings, as JSON values without secrets: `EvalConfig.env_parameters`."""
     return redact(env.model_dump(mode="json", exclude_none=True, exclude=set(UNUSED_IN_EVALUATION)))
+
+
+def library_versions(env: EnvBase) -> dict[str, str]:
+    """Return the version of each package that an environment's tasks or scores are made by: `EvalConfig.library_versions`."""
+    package = _PACKAGES.get(env.type)
+    if package is None:
+        return {}
+    try:
+        return {package: metadata.version(package)}
+    except metadata.PackageNotFoundError:
+        return {package: "not installed"}

@@ -16,7 +16,7 @@ from jaxrl.config.env import EnvBase, EnvConfig, SamplingConfig, env_name
 from jaxrl.config.evals import EvalSectionConfig
 from jaxrl.config.filters import FilterConfig, GibberishFilterConfig, RepetitionFilterConfig, ZeroAdvantageFilterConfig
 from jaxrl.config.model import PolicyModelConfig
-from jaxrl.config.rules import check_training_env, warn_of_training, warn_of_unused
+from jaxrl.config.rules import check_training_env, warn_of_default_split, warn_of_training, warn_of_unused
 
 
 class TrainSectionConfig(Section):
@@ -100,6 +100,7 @@ class OrchestratorConfig(Section):
         warn_of_training([(env, self.algo_of(env), self.sampling_of(env)) for env in self.train.env], self.group_size)
         for index, env in enumerate(self.eval.env):
             warn_of_unused(index, env)
+            warn_of_default_split(index, env)
         if self.algo != GRPOConfig() and all(env.algo is not None for env in self.train.env):
             warnings.warn("`orchestrator.algo` is not used: every training environment has an `algo` of its own", stacklevel=2)
         return self

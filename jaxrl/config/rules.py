@@ -130,6 +130,18 @@ def warn_of_unused(index: int, env: EnvBase) -> None:
             )
 
 
+def warn_of_default_split(index: int, env: EnvBase) -> None:
+    """Warn of an evaluation environment that measures the part for training because nobody chose another one."""
+    if "split" in env.model_fields_set or getattr(env, "heldout_frac", 0) == 0 or getattr(env, "split", None) != "train":
+        return
+    other = "'all' for a file that is already split" if hasattr(env, "path") else "'train' if that is meant"
+    warnings.warn(
+        f"`orchestrator.eval.env.{index}.split` is not set, so env {env_name(env)!r} measures 'train', the part of its questions that is "
+        f"for training; set it to 'heldout', or to {other}",
+        stacklevel=2,
+    )
+
+
 def _check_policy_sampling(index: int, env: EnvBase, sampling: SamplingConfig) -> None:
     """Refuse token sampling whose logprobs the trainer cannot compute."""
     key = key_of(index, env, "sampling")

@@ -238,20 +238,20 @@ class Engine:
         """How many programs `warm_up` goes through."""
         return len(self._programs())
 
-    def warm_up(self, on_progress: Callable[[str, int, int], None] | None = None) -> None:
+    def warm_up(self, on_progress: Callable[[str, int, int], None] | None = None, *, includes_scoring: bool = True) -> None:
         """Compile every program of the closed set, so that no later tick compiles anything.
 
         Args:
           on_progress: called before each program with (its name, how many are done, how many there are); may raise to stop.
+          includes_scoring: False leaves out what scores given tokens, for who only generates; the first score then compiles.
         """
         assert not self._scheduler.running, "`warm_up` writes into the cache: call it before the first request"
-        programs = self._programs()
-        for done, (name, run) in enumerate(programs):
+        for done, (name, run) in enumerate(programs := self._programs(includes_scoring)):
             if on_progress is not None:
                 on_progress(name, done, len(programs))
             run()
 
-    def _programs(self) -> list[tuple[str, Callable[[], object]]]:
+    def _programs(self, includes_scoring: bool = True) -> list[tuple[str, Callable[[], object]]]:
         """Name every program and what runs it on nobody's slots and rows."""
         rows, slots = self.config.prefill_rows, self.config.num_slots
         programs: list[tuple[str, Callable[[], object]]] = [("decode", self._run_decode), ("clear", partial(self._run_clear, []))]
@@ -259,7 +259,7 @@ class Engine:
             token_ids, nowhere = np.zeros((rows, bucket), np.int32), np.full(slots, slots, np.int32)
             call = PrefillCall(token_ids, rows=np.zeros(slots, np.int32), slots=nowhere, num_tokens=0)
             programs.append((f"prefill {bucket}", partial(self._run_prefill, call)))
-        for bucket in self._score_buckets:
+        for bucket in self._score_buckets if includes_scoring else ():
             # Rows of temperature 0 are nobody's, and are not run.
             arrays = np.zeros((rows, bucket), np.int32), np.zeros(rows, np.float32)
             programs.append((f"score {bucket}", partial(self._run_score, *arrays, wants_top=False)))

@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
+import logging
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -23,12 +24,16 @@ from jaxrl.config.reward import PythonRewardConfig
 from jaxrl.envs.answers import exact_match, extract_answer
 from jaxrl.envs.base import Message, Score, TaskSpec, opening
 from jaxrl.envs.grading.scorer import WorkerScorer
-from jaxrl.envs.splits import question_id, split_of
+from jaxrl.envs.splits import question_id, split_in_words, split_of
 from jaxrl.errors import ConfigError
 
 if TYPE_CHECKING:
     from reasoning_gym.dataset import ProceduralDataset
 
+logger = logging.getLogger(__name__)
+
+FEW_QUESTIONS = 30
+"""Of fewer than these, if more were asked for than twice as many as there are, it is warned."""
 _OWNED = {"seed": "seed", "size": "num_tasks"}
 """Dataset parameters that the environment sets itself, and the config key that sets them."""
 
@@ -63,7 +68,9 @@ def gym_questions(config: GymQuestionsConfig) -> GymQuestions:
         raise ConfigError(f"env {env_name(config)!r}: two `tiers` have one name: {[tier.name for tier in config.tiers]}")
     items: dict[str, dict[str, Any]] = {}
     specs: list[TaskSpec] = []
+    num_distinct = 0
     for tier, item in _distinct_items(config, datasets):
+        num_distinct += 1
         if config.split in ("all", split_of(item["question"], config.heldout_frac)):
             identity = f"{tier}/{question_id(item['question'])}"
             answer = item["answer"] if isinstance(item["answer"], str) else None
@@ -74,6 +81,7 @@ def gym_questions(config: GymQuestionsConfig) -> GymQuestions:
             f"env {env_name(config)!r}: no question of dataset {config.dataset!r} is in split {config.split!r} with "
             f"`num_tasks`={config.num_tasks} and `heldout_frac`={config.heldout_frac}; raise one of them"
         )
+    _tell_split(config, len(specs), num_distinct, len(datasets))
     shown = {example.question for example in config.examples}
     if not (kept := [spec for spec in specs if spec["question"] not in shown]):
         raise ConfigError(f"env {env_name(config)!r}: each of its {len(specs)} tasks is one of `examples`; leave some of those out")
@@ -87,6 +95,23 @@ def gym_questions(config: GymQuestionsConfig) -> GymQuestions:
         return await scorer.score({"tier": spec["difficulty"], "item": items[spec["id"]]}, text)
 
     return GymQuestions(kept, before, items, score, scorer.close, require_stop=False)
+
+
+def _tell_split(config: GymQuestionsConfig, num_kept: int, num_distinct: int, num_tiers: int) -> None:
+    """Say what is left of the items that were asked for; a warning where that is little."""
+    asked = config.num_tasks * num_tiers
+    few = num_kept < FEW_QUESTIONS and 2 * num_kept < asked
+    logger.log(
+        logging.WARNING if few else logging.INFO,
+        "env %r: %s, out of %d items (`num_tasks`=%d%s), of which %d ask what another one asks%s",
+        env_name(config),
+        split_in_words(num_kept, num_distinct, config.split, config.heldout_frac),
+        asked,
+        config.num_tasks,
+        f" in each of {num_tiers} tiers" if num_tiers > 1 else "",
+        asked - num_distinct,
+        "; raise `num_tasks` for more" if few else "",
+    )
 
 
 def dataset_score(spec: TaskSpec, text: str, *, config: str) -> float:

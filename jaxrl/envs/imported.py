@@ -31,6 +31,7 @@ def python_environment(config: PythonEnvConfig) -> Environment:
     name = env_name(config)
     where = f"env {name!r}: `import_path`={config.import_path!r}"
     make = imported(config.import_path, where)
+    _refuse_scorer(config, make, where)
     arguments = {"name": name, **config.kwargs, **_settings(config, make, where)}
     if "name" in config.kwargs:
         raise ConfigError(f"{where}: `kwargs` holds a `name`; set the environment's own `name`")
@@ -57,6 +58,22 @@ def python_environment(config: PythonEnvConfig) -> Environment:
     except (Exception, SystemExit) as error:
         raise ConfigError(f"{where}: its tasks cannot be listed: {in_words(error)}") from error
     return environment
+
+
+def _refuse_scorer(config: PythonEnvConfig, make: Callable[..., Any], where: str) -> None:
+    """Refuse a function of a task and a reply: it lacks the decorator that makes it an environment."""
+    try:
+        parameters = inspect.signature(make).parameters
+    except ValueError:  # some functions of C have none
+        return
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    needed = [name for name, parameter in parameters.items() if parameter.kind in kinds and parameter.default is parameter.empty]
+    if inspect.isclass(make) or len(needed) != 2 or {"name", *config.kwargs, *_SETTINGS} & set(needed):
+        return
+    raise ConfigError(
+        f"{where} is a function of ({', '.join(needed)}), and what makes an environment is called with its `name`; if it scores a reply, "
+        "decorate it with `@single_turn(tasks)` (`jaxrl.envs.plain`)"
+    )
 
 
 def _settings(config: PythonEnvConfig, make: Callable[..., Any], where: str) -> Mapping[str, Any]:

@@ -6,14 +6,17 @@ In: tasks, and `score(spec, reply)`. Out: what `type = "python"` calls to get an
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from jaxrl.config.env import ExampleConfig
 from jaxrl.envs.base import Score, TaskSpec
 from jaxrl.envs.single_turn import SingleTurnEnvironment
-from jaxrl.envs.splits import question_id, split_of
+from jaxrl.envs.splits import question_id, split_in_words, split_of
 from jaxrl.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 Factory = Callable[..., SingleTurnEnvironment]
 """What makes the environment: called with `name` and, if they are set, `system_prompt`, `examples` and the table's `kwargs`."""
@@ -69,6 +72,8 @@ def single_turn(tasks: Sequence[TaskSpec] | Callable[..., Sequence[TaskSpec]], *
                 raise ConfigError(
                     f"env {name!r}: none of its {len(specs)} questions is in split {split!r} with `heldout_frac`={heldout_frac}"
                 )
+            if len(kept) < len(specs):
+                logger.info("env %r: %s", name, split_in_words(len(kept), len(specs), split, heldout_frac))
             return SingleTurnEnvironment(
                 name,
                 kept,

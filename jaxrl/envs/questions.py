@@ -8,6 +8,7 @@ what it needs. Only the question is ever shown to the policy. Files are read onc
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,8 +18,10 @@ from jaxrl.envs.answers import exact_match
 from jaxrl.envs.base import TaskSpec
 from jaxrl.envs.rows import Place, read_files, shown
 from jaxrl.envs.single_turn import SingleTurnEnvironment
-from jaxrl.envs.splits import question_id, split_of
+from jaxrl.envs.splits import question_id, split_in_words, split_of
 from jaxrl.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 EXAMPLE = '{"question": "2 + 2 =", "answer": "4"}'
 """A row, for messages."""
@@ -54,9 +57,10 @@ def questions_environment(config: QuestionsEnvConfig) -> SingleTurnEnvironment:
     if not specs:
         reason = f"none of its {len(place_of_id)} questions is in split {config.split!r} with `heldout_frac`={config.heldout_frac}"
         raise ConfigError(f"{where}: {reason if place_of_id else 'the file has no rows'}")
+    _tell_split(config, len(specs), len(place_of_id))
     return SingleTurnEnvironment(
         env_name(config),
-        specs,
+        specs[: config.num_tasks],
         prompt=lambda spec: spec["question"],
         score=exact_match,
         system_prompt=config.system_prompt,
@@ -64,6 +68,16 @@ def questions_environment(config: QuestionsEnvConfig) -> SingleTurnEnvironment:
         require_stop=config.require_stop,
         demonstration=lambda spec: spec.get("demonstration"),
     )
+
+
+def _tell_split(config: QuestionsEnvConfig, num_kept: int, num_questions: int) -> None:
+    """Say how much of the file is asked: a warning where a part of it is left out that nobody asked to leave out."""
+    told = split_in_words(num_kept, num_questions, config.split, config.heldout_frac)
+    first = "" if config.num_tasks is None else f"; `num_tasks`={config.num_tasks} takes the first of them"
+    if num_kept < num_questions and "split" not in config.model_fields_set:
+        logger.warning("env %r: %s%s; `split` = 'all' takes the whole file", env_name(config), told, first)
+    else:
+        logger.info("env %r: %s%s", env_name(config), told, first)
 
 
 def _rows(config: QuestionsEnvConfig, where: str) -> Iterator[tuple[Place, dict[str, Any]]]:

@@ -44,11 +44,12 @@ def read_request(flags: argparse.Namespace, overrides: Sequence[str], warn: Warn
       ConfigError: something in it is wrong, or does not go together.
     """
     _check_together(flags)
-    of_run, source = _env_of_run(flags, warn)
+    of_run, run_of_env = _env_of_run(flags, warn)
+    source = EvalSectionConfig() if run_of_env is None else run_of_env.orchestrator.eval
     model, run = _model(flags, warn)
     tables: dict[str, Any] = {"env": _env_table(flags, of_run)}
-    if isinstance(run, RunConfig):
-        tables["inference"] = run.engine.model_dump()
+    if (sized_by := run or run_of_env) is not None:  # a model beside a run gets the run's window, as its base policy had it
+        tables["inference"] = sized_by.engine.model_dump()
     engine = {"num_slots": flags.num_slots, "max_model_len": flags.max_model_len, "dtype": flags.dtype}
     engine_flags = [f"--inference.{key}={value}" for key, value in engine.items() if value is not None]
     if isinstance(model, FrozenModelConfig) and (engine_flags or any(o.startswith("--inference") for o in overrides)):
@@ -64,8 +65,10 @@ def read_request(flags: argparse.Namespace, overrides: Sequence[str], warn: Warn
         parameters=parameters,
         model=model,
         output_dir=flags.output_dir or Path("evals") / _folder_name(command.env, flags.spec, model, label),
-        is_in_turns=flags.limit is not None,  # a run's own `num_tasks` are the first ones, as the run measures them
-        run_seed=flags.run_seed,
+        # A run's own `num_tasks` are the first ones, as the run measures them.
+        is_in_turns=flags.limit is not None and flags.limit != source.num_tasks,
+        num_asked=flags.limit or _num_generated(command.env, overrides),
+        run_seed=flags.run_seed if flags.run_seed is not None else 0 if run_of_env is None else run_of_env.run.seed,
         concurrency=flags.concurrency,
         should_resume=flags.resume,
         should_probe_policy=flags.probe_policy,
@@ -87,18 +90,24 @@ def _check_together(flags: argparse.Namespace) -> None:
         raise ConfigError("`--llm-endpoint` needs `--model NAME`, the name under which the server lists the model (GET /v1/models)")
     if flags.llm_endpoint is None and flags.api_key_var is not None:
         raise ConfigError("`--api-key-var` is for `--llm-endpoint`; leave it out")
-    for flag, value in (("--fail-on-regression", flags.fail_on_regression), ("--force", flags.force)):
-        if value and flags.compare is None:
+    needing_compare = {
+        "--fail-on-regression": flags.fail_on_regression,
+        "--regression-p": flags.regression_p is not None,
+        "--force": flags.force,
+    }
+    for flag, is_given in needing_compare.items():
+        if is_given and flags.compare is None:
             raise ConfigError(f"`{flag}` needs `--compare RESULT.json`, an earlier result")
 
 
-def _env_of_run(flags: argparse.Namespace, warn: Warn) -> tuple[EnvBase | None, EvalSectionConfig]:
-    """Return the environment that `config:FILE#NAME` names, and how its run evaluates; None and the defaults for another ENV_SPEC."""
+def _env_of_run(flags: argparse.Namespace, warn: Warn) -> tuple[EnvBase, RunConfig] | tuple[None, None]:
+    """Return the environment that `config:FILE#NAME` or `config:RUN_DIR#NAME` names, and its run; None for another ENV_SPEC."""
     found = config_spec(flags.spec)
     if found is None:
-        return None, EvalSectionConfig()
+        return None, None
     path, name = found
-    orchestrator = load_config_aloud(path, [], warn).orchestrator
+    run = load_config_aloud(Path(path) / "config.toml" if Path(path).is_dir() else path, [], warn)
+    orchestrator = run.orchestrator
     # A training environment is measured with the sampling of evaluation, not with its own.
     train = [env.model_copy(update={"sampling": None}) for env in orchestrator.train.env]
     envs = {env_name(env): env for env in (*train, *orchestrator.eval.env)}  # of equal names, that of evaluation
@@ -106,7 +115,7 @@ def _env_of_run(flags: argparse.Namespace, warn: Warn) -> tuple[EnvBase | None, 
     if len(names) != 1 or names[0] not in envs:
         what = f"no environment {name!r}" if name else f"{len(names)} environments"
         raise ConfigError(f"ENV_SPEC={flags.spec!r}: {path} has {what}; name one: " + ", ".join(f"config:{path}#{known}" for known in envs))
-    return envs[names[0]], orchestrator.eval
+    return envs[names[0]], run
 
 
 def _env_table(flags: argparse.Namespace, of_run: EnvBase | None) -> dict[str, Any]:
@@ -179,6 +188,14 @@ def _parameters(flags: argparse.Namespace, command: EvalCommandConfig, source: E
         )
     except ValidationError as error:
         raise ConfigError("; ".join(f"{_flag_of(e['loc'])}: {_words(e)}".removeprefix(": ") for e in error.errors())) from None
+
+
+def _num_generated(env: EnvBase, overrides: Sequence[str]) -> int | None:
+    """Return how many tasks `--env.num_tasks` asks for, in all tiers together; None without it."""
+    asked = getattr(env, "num_tasks", None)
+    if asked is None or not any(override.startswith("--env.num_tasks=") for override in overrides):
+        return None
+    return asked * max(1, len(getattr(env, "tiers", ())))
 
 
 def _folder_name(env: EnvBase, spec: str, model: FrozenModelConfig | CheckpointModel, label: str) -> str:

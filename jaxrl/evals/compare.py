@@ -80,6 +80,18 @@ class Comparison:
         """True if any task regressed, however likely that is by chance: what `--fail-on-regression` fails on."""
         return bool(self.regressed)
 
+    def is_regression_below(self, p: float) -> bool:
+        """True if the success rate fell, more tasks regressed than were fixed, and the p is below `p`: what `--regression-p` fails on.
+
+        Example:
+          >>> scores = [{"per_task": {str(i): {"success_rate": was} for i in range(6)}} for was in (1.0, 0.0)]
+          >>> found = compare(*scores)
+          >>> found.p_value, found.is_regression_below(0.05), found.is_regression_below(0.01)
+          (0.03125, True, False)
+        """
+        fell = self.success_rate_difference is not None and self.success_rate_difference < 0
+        return fell and len(self.regressed) > len(self.fixed) and self.p_value < p
+
 
 def compare(before: Measured | Mapping[str, Any], after: Measured | Mapping[str, Any], *, force: bool = False) -> Comparison:
     """Compare two evaluations of the same tasks, task by task.

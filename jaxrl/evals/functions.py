@@ -2,14 +2,14 @@
 
 In: a function of the caller's, such as one around another library's `generate`. Out: an `EvalPolicy`. The function runs in threads of
 its own, so that it may block, and is left alone again before an evaluation ends: training may go on with its weights. What it raises
-fails an episode at the policy.
+fails an episode at the policy; what it returns and is no reply ends the evaluation.
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -19,7 +19,7 @@ from jaxrl.config.env import SamplingConfig
 from jaxrl.config.turns import History
 from jaxrl.envs.session import eval_seed_scope
 from jaxrl.envs.words import WordsPrompt, WordsReply, WordsSession
-from jaxrl.errors import EngineError
+from jaxrl.errors import NoReplyError, PolicyFunctionError
 from jaxrl.evals.threads import HeldThreads
 from jaxrl.inference.endpoint import sampling_seed
 from jaxrl.types import Rollout
@@ -85,10 +85,13 @@ class FunctionPolicy:
         """Return the function's reply to a conversation.
 
         Raises:
-          EngineError: the function raised, returned something else, or cannot be told of the tools that there are.
+          PolicyFunctionError: the function raised, or cannot be told of the tools that there are.
+          NoReplyError: it returned something else.
         """
         if prompt.tools and "tools" not in self._wanted:
-            raise EngineError(f"the environment offers tools, and {self._name} has no parameter `tools` to be told of them; add one")
+            raise PolicyFunctionError(
+                f"the environment offers tools, and {self._name} has no parameter `tools` to be told of them; add one"
+            )
         seed = sampling_seed(self._run_seed, eval_seed_scope(rollout.env_name), rollout.draw_index, rollout.member, prompt.turn)
         told = {"sampling": sampling, "seed": seed, "tools": list(prompt.tools)}
         arguments = {key: told[key] for key in self._wanted}
@@ -151,10 +154,11 @@ class BatchFunctionPolicy:
         """Return the function's reply to a conversation.
 
         Raises:
-          EngineError: the function raised, returned something else, or there are tools.
+          PolicyFunctionError: the function raised, or there are tools.
+          NoReplyError: it returned something else.
         """
         if prompt.tools:
-            raise EngineError(
+            raise PolicyFunctionError(
                 f"the environment offers tools, of which a function of several conversations, as {self._name} is, cannot be told; use "
                 "`FunctionPolicy`"
             )
@@ -178,9 +182,12 @@ class BatchFunctionPolicy:
         conversations = [list(entry.prompt.messages) for entry in batch]
         arguments = {"sampling": sampling} if self._is_told_sampling else {}
         try:
-            replies = list(await self._threads.call(lambda: self._replies(conversations, **arguments)))
+            given = await self._threads.call(lambda: self._replies(conversations, **arguments))
+            if isinstance(given, str) or not isinstance(given, Iterable):
+                raise NoReplyError(f"it must return a list of replies, got {type(given).__name__}")
+            replies = list(given)
             if len(replies) != len(batch):
-                raise EngineError(f"it was given {len(batch)} conversations and must return as many replies, got {len(replies)}")
+                raise NoReplyError(f"it was given {len(batch)} conversations and must return as many replies, got {len(replies)}")
             answers = [_checked(reply, self._name, self._count_tokens) for reply in replies]
         except Exception as error:
             for entry in batch:
@@ -222,16 +229,16 @@ class _FunctionSession(WordsSession):
 def _checked(answer: Any, name: str, count_tokens: Callable[[str], int] | None) -> WordsReply:
     reply = WordsReply(answer) if isinstance(answer, str) else answer
     if not isinstance(reply, WordsReply):
-        raise EngineError(f"it must return the text of a reply, or a `WordsReply`, got {type(reply).__name__}")
+        raise NoReplyError(f"it must return the text of a reply, or a `WordsReply`, got {type(reply).__name__}")
     if reply.num_tokens is None and count_tokens is not None:
         return replace(reply, num_tokens=count_tokens(reply.text))
     return reply
 
 
-def _failure(name: str, error: Exception) -> EngineError:
-    if isinstance(error, EngineError):
-        return EngineError(f"{name}: {error}")
-    return EngineError(f"{name} raised {in_words(error)}")
+def _failure(name: str, error: Exception) -> PolicyFunctionError:
+    if isinstance(error, NoReplyError):
+        return NoReplyError(f"{name}: {error}")
+    return PolicyFunctionError(f"{name} raised {in_words(error)}")
 
 
 def _name_of(function: Callable[..., Any]) -> str:

@@ -16,7 +16,7 @@ from jaxrl.config.evals import EvalConfig
 from jaxrl.config.turns import History
 from jaxrl.envs.base import Environment
 from jaxrl.envs.play import play_rollout
-from jaxrl.errors import ConfigError, EndpointDownError, RunFailedError
+from jaxrl.errors import ConfigError, EndpointDownError, NoReplyError, PolicyFunctionError, RunFailedError
 from jaxrl.evals.book import RESULT, EpisodeBook
 from jaxrl.evals.demonstrations import DemonstrationScore, DemonstrationScorer
 from jaxrl.evals.episodes import demonstration_columns, episode_row, is_policy_failure, timing_row
@@ -47,6 +47,9 @@ class EnvEvalHarness:
       should_probe_policy: also play one task twice at temperature 0.
       volatile_keys: keys that do not count where what the policy is shown is JSON.
       on_progress: called with (episodes done, episodes planned) before the first episode and after each one.
+
+    Raises:
+      ConfigError: `policy` is none, such as a bare function, or `concurrency` is below 1.
     """
 
     def __init__(
@@ -64,6 +67,9 @@ class EnvEvalHarness:
         volatile_keys: Collection[str] = VOLATILE_KEYS,
         on_progress: Callable[[int, int], None] | None = None,
     ) -> None:
+        if not callable(getattr(policy, "hold", None)) or not callable(getattr(policy, "open_session", None)):
+            remedy = "a function is measured as `FunctionPolicy(function)`" if callable(policy) else "see `jaxrl.evals.EvalPolicy`"
+            raise ConfigError(f"evaluation of {env.name!r}: expected a policy, got a {type(policy).__name__}; {remedy}")
         if concurrency < 1:
             raise ConfigError(f"`concurrency` must be at least 1, got {concurrency}")
         self._env = env
@@ -98,6 +104,8 @@ class EnvEvalHarness:
         Raises:
           ConfigError: there is nothing to play, or the folder holds another evaluation, or a damaged one.
           EndpointDownError: no episode got an answer of the policy, or `max(8, concurrency)` in a row did not; rows are kept.
+          PolicyFunctionError: the same, where the policy is a function.
+          NoReplyError: that function returned something that is no reply.
           RunFailedError: the folder cannot be written any more; rows are kept.
         """
         plan = plan_episodes(self._env, config.eval_parameters)
@@ -217,18 +225,30 @@ class _Outage:
 
         Raises:
           EndpointDownError: it was one too many without an answer.
+          PolicyFunctionError: so it was, and the policy is a function.
+          NoReplyError: the function returned something that is no reply, as it would again.
         """
+        failure = (row.get("error") or {}).get("type")
+        if failure == NoReplyError.__name__:
+            raise NoReplyError(f"evaluation of {self._env_name!r}: {row['error']['message']}")
         if not is_policy_failure(row):
             self._num_in_a_row, self._first = 0, ""
             return
         self._num_in_a_row += 1
         self._first = self._first or f"{row['error']['type']}: {row['error']['message']}"
-        if self._num_in_a_row >= self._limit:
-            raise EndpointDownError(
-                f"evaluation of {self._env_name!r}: the policy did not answer {self._num_in_a_row} episodes in a row, so the evaluation "
-                f"ends here; the first one: {self._first}. Rows so far are kept where a folder was given: start the same evaluation again "
-                "once the policy answers"
+        if self._num_in_a_row < self._limit:
+            return
+        kept = "Rows so far are kept where a folder was given"
+        if failure == PolicyFunctionError.__name__:
+            raise PolicyFunctionError(
+                f"evaluation of {self._env_name!r}: the policy is a function, and gave no reply in {self._num_in_a_row} episodes in a row, "
+                f"so the evaluation ends here; the first one: {self._first}. {kept}: correct the function, and start the same evaluation "
+                "again"
             )
+        raise EndpointDownError(
+            f"evaluation of {self._env_name!r}: the policy did not answer {self._num_in_a_row} episodes in a row, so the evaluation "
+            f"ends here; the first one: {self._first}. {kept}: start the same evaluation again once the policy answers"
+        )
 
 
 def _write_result(result: EvalResult, path: Path) -> None:

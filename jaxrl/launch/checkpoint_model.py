@@ -148,4 +148,4 @@ def _start(
     where = name if checkpoint is None else f"step {step} of {checkpoint.run_dir}"
     progress(f"loading {where}")
     store.publish(step, weights_of(name, spec, checkpoint, run, step, engine.dtype))
-    return start_engine(spec, store, engine, renderer, device, progress)[1]
+    return start_engine(spec, store, engine, renderer, device, progress, includes_scoring=False)[1]

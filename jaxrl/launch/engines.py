@@ -45,6 +45,7 @@ def start_engine(
     progress: Callable[[str], None],
     *,
     max_logprobs: int = 0,
+    includes_scoring: bool = True,
 ) -> tuple[Engine, EmbeddedEndpoint]:
     """Compile an engine for a model and have the device thread tick it; runs on that thread.
 
@@ -56,11 +57,12 @@ def start_engine(
       device: the thread that this runs on.
       progress: told of each program before it is compiled; may raise to stop.
       max_logprobs: the most alternatives per token that a request may ask for.
+      includes_scoring: False compiles nothing that scores given tokens, as `Engine.warm_up` has it.
     """
     version = store.newest
     assert version is not None, "nothing was published"
     engine = Engine(spec, store.get(version), config, version=version, decode_text=renderer.decode, max_logprobs=max_logprobs)
-    engine.warm_up(lambda name, done, total: progress(f"compiling {name} ({done + 1} of {total})"))
+    engine.warm_up(lambda name, done, total: progress(f"compiling {name} ({done + 1} of {total})"), includes_scoring=includes_scoring)
 
     def tick() -> None:
         try:

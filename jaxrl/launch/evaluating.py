@@ -7,15 +7,16 @@ one in a checkpoint brings it in only once all else is known to fit. It words no
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Protocol
 
 from jaxrl.config.checkpoints import RunCheckpoint
+from jaxrl.config.env import GymQuestionsConfig
 from jaxrl.config.eval_command import EvalCommandConfig
-from jaxrl.config.evals import EvalConfig, EvalParameters, settings_in_evaluation
+from jaxrl.config.evals import EvalConfig, EvalParameters, library_versions, settings_in_evaluation
 from jaxrl.config.model import FrozenModelConfig, ToolFormat
 from jaxrl.config.run import RunConfig
 from jaxrl.config.turns import History
@@ -32,8 +33,8 @@ from jaxrl.inference.http import HttpEndpoint
 from jaxrl.inference.pool import PolicyPool
 from jaxrl.inference.rendering.known_models import load_renderer
 
-_PACKAGES = {"reasoning_gym": "reasoning-gym", "tools": "reasoning-gym", "feedback": "reasoning-gym", "verifiers": "verifiers"}
-"""By type of environment, the package that its tasks or scores are made by."""
+logger = logging.getLogger(__name__)
+
 SERVED_CONCURRENCY = 16
 """Episodes that are played at the same time with a served model, unless told otherwise."""
 
@@ -70,6 +71,8 @@ class EvalRequest:
     """Where rows, scores and times are written."""
     is_in_turns: bool = False
     """Take tasks from each difficulty in turn, so that the first few are of all of them."""
+    num_asked: int | None = None
+    """Tasks that somebody asked for by a flag: fewer are a warning."""
     run_seed: int = 0
     """Seed of all sampling."""
     concurrency: int | None = None
@@ -111,6 +114,7 @@ def evaluate(request: EvalRequest, display: Display) -> EvalResult:
     display.phase(f"preparing {request.dataset}")
     env = build_environment(request.command.env)
     try:
+        _warn_of_few_tasks(request, len(env.tasks()))
         if request.is_in_turns:
             env = InTurns(env)
         if request.before is not None:
@@ -118,8 +122,11 @@ def evaluate(request: EvalRequest, display: Display) -> EvalResult:
             asked = _config(request, request.parameters.model)
             compare(request.before, EvalResult(asked, env.name, 0, None, request.before.scores), force=request.is_forced)
         if isinstance(request.model, FrozenModelConfig):
-            return asyncio.run(_measure_served(request, request.model, env, display))
-        return _measure_checkpoint(request, request.model, env, display)
+            result = asyncio.run(_measure_served(request, request.model, env, display))
+        else:
+            result = _measure_checkpoint(request, request.model, env, display)
+        _warn_of_seeds(result)
+        return result
     finally:
         env.close()
 
@@ -200,17 +207,41 @@ def _history(request: EvalRequest) -> History:
 
 def _config(request: EvalRequest, model: str) -> EvalConfig:
     env = request.command.env
-    package = _PACKAGES.get(env.type)
     return EvalConfig(
-        library_versions={} if package is None else {package: _version(package)},
+        library_versions=library_versions(env),
         dataset=request.dataset,
         eval_parameters=request.parameters.model_copy(update={"model": model}),
         env_parameters=settings_in_evaluation(env),
     )
 
 
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "not installed"
+def _warn_of_few_tasks(request: EvalRequest, num_tasks: int) -> None:
+    """Say so if the environment has fewer tasks than were asked for, and what became of the others."""
+    asked = request.num_asked
+    if asked is None or asked <= num_tasks:
+        return
+    env = request.command.env
+    split, heldout_frac = getattr(env, "split", None), getattr(env, "heldout_frac", None)
+    why = ""
+    if heldout_frac is not None and split in ("train", "heldout"):
+        share = heldout_frac if split == "heldout" else 1 - heldout_frac
+        why = f": `split`={split!r} keeps about {100 * share:.3g} % of the distinct questions"
+        if isinstance(env, GymQuestionsConfig):
+            why += f", of which `--env.num_tasks` {env.num_tasks} were generated{' for each tier' if env.tiers else ''}"
+    logger.warning("asked for %d tasks, the environment has %d%s", asked, num_tasks, why)
+
+
+def _warn_of_seeds(result: EvalResult) -> None:
+    """Say so if every task began alike under each of several seeds, at temperature 0."""
+    parameters = result.config.eval_parameters
+    begun: dict[str, dict[int, str]] = {}
+    for row in result.rows:
+        if row["observation_sha"] is not None:
+            begun.setdefault(row["task_id"], {})[row["seed"]] = row["observation_sha"]
+    repeated = [by_seed for by_seed in begun.values() if len(by_seed) > 1]
+    if parameters.sampling.temperature == 0 and repeated and all(len(set(by_seed.values())) == 1 for by_seed in repeated):
+        logger.warning(
+            "no task began differently under another seed (`seeds` %s): unless the environment looks at its seed later on, these are the "
+            "same episodes %d times; play them with one seed (leave `--seeds` out)",
+            ",".join(map(str, parameters.seeds or ())), max(map(len, repeated)),
+        )  # fmt: skip

@@ -16,7 +16,7 @@ from pathlib import Path
 from jaxrl.blame import failing_in
 from jaxrl.config.env import EnvBase
 from jaxrl.config.eval_command import dataset_of
-from jaxrl.config.evals import EvalConfig, EvalParameters, EvalSectionConfig, settings_in_evaluation
+from jaxrl.config.evals import EvalConfig, EvalParameters, EvalSectionConfig, library_versions, settings_in_evaluation
 from jaxrl.config.run import RunConfig
 from jaxrl.envs.base import Environment
 from jaxrl.evals import DemonstrationScorer, EnvEvalHarness, EvalResult, LivePolicy
@@ -103,6 +103,7 @@ def eval_config(settings: EvalSectionConfig, env: EnvBase, model: str) -> EvalCo
     """
     budget = getattr(env, "budget", None)
     return EvalConfig(
+        library_versions=library_versions(env),
         dataset=dataset_of(env),
         eval_parameters=EvalParameters(
             split=getattr(env, "split", None),

@@ -38,6 +38,7 @@ class EvalTerminal:
         self._bar: Progress | None = None
         self._task: Any = None
         self._told_s = time.monotonic()
+        self._has_begun = False
 
     @contextlib.contextmanager
     def shown(self) -> Iterator[None]:
@@ -73,7 +74,13 @@ class EvalTerminal:
             self._bar.update(self._task, description=text)
 
     def progress(self, num_done: int, num_planned: int) -> None:
-        """Show how many episodes are over."""
+        """Show how many episodes are over; those that are when it begins were played earlier."""
+        if not self._has_begun:
+            self._has_begun = True
+            if num_done:
+                self._console.print(
+                    f"{num_done} of {num_planned} episodes are there already, and are not played again", style="dim", markup=False
+                )
         if self._bar is not None:
             if self._task is None:
                 self._task = self._bar.add_task("", total=None)
@@ -119,7 +126,7 @@ def _overall(scores: Mapping[str, Any], rows: Sequence[Row]) -> Iterator[tuple[s
         yield "mean reward", f"{scores['mean_reward']:.3f}"
     for family in ("pass@k", "pass^k"):
         if values := scores.get(family):
-            yield family, "  ".join(f"{k}: {_percent(value)}" for k, value in values.items())
+            yield family, "  ".join(f"{k}: {_percent(values[k])}" for k in _few(list(values)))
     missing = [f"{scores[key]} {word}" for key, word in (("n_error", "failed"), ("n_unscored", "not scored")) if scores[key]]
     yield "episodes", ", ".join([f"{scores['n_scored']} of {scores['n_planned']} scored", *missing])
     if "truncated_frac" in scores:
@@ -163,6 +170,16 @@ def _errors_table(failures: Sequence[Row]) -> Table:
     for kind, num in kinds.most_common():
         table.add_row(kind[0], str(num), f"{kind[1]}: {first[kind][:300]}")
     return table
+
+
+def _few(ks: list[str]) -> list[str]:
+    """Return 1, 2, 4, 8 and so on of some k, and the last.
+
+    Example:
+      >>> _few([str(k) for k in range(1, 13)])
+      ['1', '2', '4', '8', '12']
+    """
+    return [k for place, k in enumerate(ks, start=1) if int(k).bit_count() == 1 or place == len(ks)]
 
 
 def _percent(share: float) -> str:

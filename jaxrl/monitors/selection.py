@@ -19,6 +19,8 @@ from jaxrl.monitors.jsonl import iterate_lines
 Order = Literal["best", "worst", "errors"]
 Record = Mapping[str, Any]
 
+EPISODES = "episodes.jsonl"
+"""The rows of an evaluation, in its folder."""
 _STEP_FILE = re.compile(r"step_(\d{6,})\.jsonl")
 _WORDS = {"best": ", highest reward first", "worst": ", lowest reward first", "errors": " that failed", None: ""}
 
@@ -33,6 +35,8 @@ class Choice:
     """What was asked for; None for the order of the file."""
     env_name: str | None
     """The environment that was asked for; None for all."""
+    task_id: str | None
+    """The task that was asked for; None for all."""
     num_rollouts: int
     """How many the file has."""
     num_matching: int
@@ -43,8 +47,7 @@ class Choice:
     def title(self, path: Path) -> str:
         """Return a line over the chosen rollouts."""
         more = ", --num shows more" if len(self.records) < self.num_matching else ""
-        of_env = f" of env {self.env_name!r}" if self.env_name is not None else ""
-        return f"{path}: {len(self.records)} of {self.num_rollouts} rollouts{of_env}{_WORDS[self.order]}{more}"
+        return f"{path}: {len(self.records)} of {self.num_rollouts} rollouts{self._of_what()}{_WORDS[self.order]}{more}"
 
     def nothing(self, path: Path) -> str:
         """Say why nothing was chosen, and what to do."""
@@ -52,16 +55,21 @@ class Choice:
             return f"`{path}` holds no rollouts (yet); --step N shows an earlier step"
         if self.env_name is not None and self.env_name not in self.env_names:
             return f"`{path}` has no rollout of env {self.env_name!r}; it has rollouts of {', '.join(map(repr, self.env_names))}"
-        of_env = f" of env {self.env_name!r}" if self.env_name is not None else ""
+        if self.order is None:
+            return f"of the {self.num_rollouts} rollouts in `{path}`, none is{self._of_what()}; --step N shows another step"
         what = "failed" if self.order == "errors" else "has a reward"
-        return f"of the {self.num_rollouts} rollouts in `{path}`, none{of_env} {what}; --step N shows another step"
+        return f"of the {self.num_rollouts} rollouts in `{path}`, none{self._of_what()} {what}; --step N shows another step"
+
+    def _of_what(self) -> str:
+        of_env = f" of env {self.env_name!r}" if self.env_name is not None else ""
+        return of_env + (f" of task {self.task_id!r}" if self.task_id is not None else "")
 
 
 def rollout_file(path: Path, step: int | None = None) -> Path:
     """Return the file of a step.
 
     Args:
-      path: a run folder, the folder of its rollouts, or a file.
+      path: a run folder, the folder of its rollouts, that of an evaluation, or a file.
       step: 1-based; None takes the newest.
 
     Raises:
@@ -73,12 +81,16 @@ def rollout_file(path: Path, step: int | None = None) -> Path:
         return path
     if not path.exists():
         raise ConfigError(f"there is no `{path}`; give a run folder, such as runs/RUN_NAME, or a file in its `rollouts`")
+    if (path / EPISODES).is_file():
+        if step is not None:
+            raise ConfigError(f"`{path}` is the folder of one evaluation, of one step; --step N needs a run folder")
+        return path / EPISODES
     folders = [folder for folder in (path / "rollouts", path) if folder.is_dir()]
     files = {int(match[1]): file for folder in reversed(folders) for file in folder.iterdir() if (match := _STEP_FILE.fullmatch(file.name))}
     if not files:
         raise ConfigError(
-            f"`{path}` holds no rollouts: `{path / 'rollouts'}` has no file step_NNNNNN.jsonl; it is no run folder, nothing was played in "
-            "it yet, or `monitors.rollouts` was false"
+            f"`{path}` holds no rollouts: `{path / 'rollouts'}` has no file step_NNNNNN.jsonl, and there is no `{path / EPISODES}`; it is "
+            "no folder of a run or an evaluation, nothing was played in it yet, or `monitors.rollouts` was false"
         )
     step = max(files) if step is None else step
     if step not in files:
@@ -86,13 +98,14 @@ def rollout_file(path: Path, step: int | None = None) -> Path:
     return files[step]
 
 
-def chosen(path: Path, *, order: Order | None = None, env_name: str | None = None, num: int = 3) -> Choice:
+def chosen(path: Path, *, order: Order | None = None, env_name: str | None = None, task_id: str | None = None, num: int = 3) -> Choice:
     """Read a file and choose from it.
 
     Args:
       path: a file of rollouts, or of an evaluation.
       order: `best` and `worst` sort by reward and leave out what has none, `errors` takes what failed; None takes the first.
       env_name: of this environment only.
+      task_id: of this task only.
       num: how many at most.
 
     Raises:
@@ -110,6 +123,9 @@ def chosen(path: Path, *, order: Order | None = None, env_name: str | None = Non
             env_names.add(str(record.get("env")))
             if env_name is not None and record.get("env") != env_name:
                 continue
+            task = record.get("task") or {}  # an evaluation's rows have only the `task_id`
+            if task_id is not None and task_id != task.get("id", record.get("task_id")):
+                continue
             reward = record.get("reward")
             if order is not None and (record.get("error") if order == "errors" else reward) is None:
                 continue
@@ -118,4 +134,4 @@ def chosen(path: Path, *, order: Order | None = None, env_name: str | None = Non
 
     # Of equal rewards the first of the file; the index also keeps records, which have no order, from being compared.
     records = [record for _, _, record in heapq.nsmallest(num, matching(), key=lambda found: found[:2])]
-    return Choice(records, order, env_name, counts["rollouts"], counts["matching"], sorted(env_names))
+    return Choice(records, order, env_name, task_id, counts["rollouts"], counts["matching"], sorted(env_names))

@@ -43,6 +43,9 @@ _FRAME = 4
 _STATUS_EVERY_S = 30.0
 """A log shows what is waited for this often at most; the live view always does."""
 
+_KINDS_TIMES = 10
+"""A log tells of the kinds of tasks so many times in a run, beside the first step, evaluations and the end."""
+
 _NOTICED_S = 1.0
 """A phase that took less gets no line of its own in a log."""
 
@@ -128,7 +131,7 @@ class Terminal:
         self._meters: dict[str, Callable[[], str]] = {}
         self._status = ""
         self._status_shown = -_STATUS_EVERY_S
-        self._kinds_shown: float | None = None
+        self._kinds_step: int | None = None
         self._lock = threading.RLock()
         self._printed_s = self._started
         self._ticker: threading.Thread | None = None
@@ -145,7 +148,11 @@ class Terminal:
                 handler.setStream(sys.stderr)
 
     def step(self, step: int, values: Mapping[str, float]) -> None:
-        """Show a finished step; what its task samplers make of kinds of tasks is in a log once in half a minute."""
+        """Show a finished step.
+
+        What its task samplers make of kinds of tasks is in a log after the first step and each tenth of the run; so it is after an
+        evaluation and at the end.
+        """
         with self._lock:
             if self._step == self._first_step:
                 self._first_done = (step, self._clock())
@@ -155,11 +162,9 @@ class Terminal:
         if self._live is None:
             width = len(str(self._max_steps))
             self._print(f"step {step:>{width}}/{self._max_steps}  " + "  ".join(f"{k} {v}" for k, v in figures))
-            kinds = kinds_in_words(values)
-            if kinds and (self._kinds_shown is None or self._clock() - self._kinds_shown >= _STATUS_EVERY_S):
-                self._kinds_shown = self._clock()
-                for line in kinds:
-                    self._print(line)
+        shown, total = self._kinds_step, max(self._max_steps, 1)
+        if shown is None or step * _KINDS_TIMES // total > shown * _KINDS_TIMES // total:
+            self._tell_kinds()
 
     def evaluation(self, step: int, env_name: str, scores: Mapping[str, float]) -> None:
         """Show the scores of an evaluation."""
@@ -169,6 +174,17 @@ class Terminal:
                 self._evals.setdefault(f"{env_name} {score}", []).append((step, value))
         if self._live is None:
             self._print(f"eval v{step} {env_name}  " + "  ".join(f"{score} {value:.4g}" for score, value in shown.items()))
+        self._tell_kinds()
+
+    def _tell_kinds(self) -> None:
+        """Write what is known of kinds of tasks into the log of the run, and onto a terminal without a live view, once per step."""
+        with self._lock:
+            step, lines = self._step, [] if self._kinds_step == self._step else kinds_in_words(self._values)
+            self._kinds_step = step if lines else self._kinds_step
+        for line in lines:  # outside the lock: the drawing thread takes it while it holds the console
+            logger.info("step %d: %s", step, line)
+            if self._live is None:
+                self._print(line)
 
     def progress(self, phase: str, done: float, total: float, detail: str = "") -> None:
         """Show how far a phase is; it goes away once `done >= total`.
@@ -241,6 +257,7 @@ class Terminal:
             for handler, stream in self._moved_handlers:
                 handler.setStream(stream)
         if self._step > self._first_step:
+            self._tell_kinds()
             self._print(self._summary())
             self._step = self._first_step
 

@@ -68,6 +68,26 @@ def decode_state(data: bytes) -> RunState:
     return state
 
 
+def encoded(state: RunState) -> bytes:
+    """Return the state as JSON bytes; reads nothing but the state, so any thread may ask.
+
+    Raises:
+      RunFailedError: something in it is no JSON value; says what.
+    """
+    try:
+        return encode_state(state)
+    except (TypeError, ValueError) as error:
+        for env_name, of_env in state.source["envs"].items():
+            check_state_is_json(env_name, of_env["tasks"])
+        raise _no_json(state.step, error) from error
+
+
+def _no_json(step: int, error: Exception) -> RunFailedError:
+    return RunFailedError(
+        f"step {step}: a checkpoint cannot hold the state of the run ({error}); tasks, and what an algorithm remembers, must be JSON values"
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Stateful:
     """The parts of an orchestrator that a checkpoint speaks of."""
@@ -77,31 +97,37 @@ class Stateful:
     ledger: Ledger
     batcher: Batcher
 
-    def capture(self, step: int, in_flight: Iterable[OpenGroup]) -> bytes:
+    def hold(self, step: int, in_flight: Iterable[OpenGroup]) -> RunState:
         """Return the present state as that of `step`; groups in flight and in the queue are to be played again.
+
+        Nothing that happens later changes it, so its bytes, which may be many, can be made if and when they are needed: a sampler's state
+        is a copy by its contract, all else is copied here.
+
+        Raises:
+          RunFailedError: a task sampler failed, or something other than a sampler's state is no JSON value.
+        """
+        held = [(opened.order, opened.draw) for opened in in_flight]
+        held += [(kept.source.order, kept.source.draw._replace(is_counted=True)) for kept in self.batcher.waiting]
+        small = {
+            "algorithms": {env.name: env.algorithm.state_dict() for env in self.envs},
+            "ledger": self.ledger.state_dict(),
+            "batcher": self.batcher.state_dict(),
+            "undecided": [draw for _, draw in sorted(held, key=lambda entry: entry[0])] + self.source.to_redraw,
+        }
+        try:
+            copied = json.loads(json.dumps(small, allow_nan=False))
+        except (TypeError, ValueError) as error:
+            raise _no_json(step, error) from error
+        copied["undecided"] = [Draw(*entry) for entry in copied["undecided"]]
+        return RunState(step=step, source=self.source.state_dict(), **copied)
+
+    def capture(self, step: int, in_flight: Iterable[OpenGroup]) -> bytes:
+        """Return the bytes of what `hold` returns.
 
         Raises:
           RunFailedError: a task sampler failed, or something that is to be kept is no JSON value.
         """
-        held = [(opened.order, opened.draw) for opened in in_flight]
-        held += [(kept.source.order, kept.source.draw._replace(is_counted=True)) for kept in self.batcher.waiting]
-        state = RunState(
-            step=step,
-            source=self.source.state_dict(),
-            algorithms={env.name: env.algorithm.state_dict() for env in self.envs},
-            ledger=self.ledger.state_dict(),
-            batcher=self.batcher.state_dict(),
-            undecided=[draw for _, draw in sorted(held, key=lambda entry: entry[0])] + self.source.to_redraw,
-        )
-        try:
-            return encode_state(state)
-        except (TypeError, ValueError) as error:
-            for env in self.envs:
-                check_state_is_json(env.name, env.tasks)
-            raise RunFailedError(
-                f"step {step}: a checkpoint cannot hold the state of the run ({error}); tasks, and what an algorithm remembers, must be "
-                "JSON values"
-            ) from error
+        return encoded(self.hold(step, in_flight))
 
     def restore(self, data: bytes) -> int:
         """Take on a captured state and return its step.

@@ -32,7 +32,7 @@ from jaxrl.monitors import metrics as names
 from jaxrl.monitors.ledger import Ledger
 from jaxrl.orchestrator.batcher import build_batcher
 from jaxrl.orchestrator.budgets import EmptyBatchBudget
-from jaxrl.orchestrator.checkpoint import Stateful
+from jaxrl.orchestrator.checkpoint import RunState, Stateful, encoded
 from jaxrl.orchestrator.connections import close_all, set_up
 from jaxrl.orchestrator.dispatcher import Dispatcher
 from jaxrl.orchestrator.draws import DrawSource
@@ -102,7 +102,7 @@ class Orchestrator:
         self._status = ""
         self._changed = asyncio.Event()
         self._versions: asyncio.Queue[int | None] = asyncio.Queue()
-        self._snapshots: dict[int, bytes] = {}
+        self._snapshots: dict[int, RunState | bytes] = {}
         self._last_reported = 0
         self._tally = StepTally()
         self._timer = StepTimer(clock)
@@ -133,7 +133,7 @@ class Orchestrator:
         )
         self._spending = Spending(self._envs)
         self._stateful = Stateful(self._source, self._envs, self._ledger, self._batcher)
-        self._keep_snapshot(0)
+        self._snapshots[0] = self._stateful.capture(0, ())  # what no checkpoint could hold is refused before anything is played
 
     async def run(self) -> None:
         """Collect and ship every step that is left, and return once the trainer has reported the last one.
@@ -184,12 +184,13 @@ class Orchestrator:
 
         Raises:
           CheckpointError: no batch of that step was shipped, or it is older than the newest report.
+          RunFailedError: the state of a task sampler is no JSON value.
         """
         wanted = max(self._last_reported, self._pool.version) if step is None else step
-        data = self._snapshots.get(wanted)
-        if data is None:
+        kept = self._snapshots.get(wanted)
+        if kept is None:
             raise CheckpointError(f"there is no snapshot of step {wanted}, only of {sorted(self._snapshots)}")
-        return data
+        return kept if isinstance(kept, bytes) else encoded(kept)
 
     def restore(self, data: bytes) -> None:
         """Continue from a snapshot; call it before `run`.
@@ -330,8 +331,9 @@ class Orchestrator:
         self._spending.note(self._step)
         self._tally.clear()
         self._reporter.add(shipped)
-        # Invariant: the snapshot of a step exists before the trainer can ask for it.
-        self._keep_snapshot(self._step)
+        # Invariant: the snapshot of a step exists before the trainer can ask for it. Its bytes are made when it does: with many kinds of
+        # tasks that takes long, and most steps have no checkpoint.
+        self._snapshots[self._step] = self._stateful.hold(self._step, self._dispatcher.in_flight.values())
         with self._saying_where():
             await self._channel.send(batch, self._config.wait_deadline_s)
         self._versions.put_nowait(self._step)
@@ -369,9 +371,6 @@ class Orchestrator:
         self._last_reported = step
         self._snapshots = {kept: data for kept, data in self._snapshots.items() if kept >= step}
         self._changed.set()
-
-    def _keep_snapshot(self, step: int) -> None:
-        self._snapshots[step] = self._stateful.capture(step, self._dispatcher.in_flight.values())
 
     def _drop(self, opened: OpenGroup, bucket: Bucket) -> None:
         self._dispatcher.drop(opened)

@@ -90,13 +90,12 @@ def sampler_state(env_name: str, tasks: TaskSampler) -> dict[str, Any]:
     return _asked(env_name, "it was asked for its state", tasks.state_dict)
 
 
-def check_state_is_json(env_name: str, tasks: TaskSampler) -> None:
-    """Refuse a task sampler whose state a checkpoint could not hold.
+def check_state_is_json(env_name: str, state: dict[str, Any]) -> None:
+    """Refuse a state of a task sampler that a checkpoint could not hold.
 
     Raises:
-      RunFailedError: the sampler failed, or its state is no JSON value.
+      RunFailedError: it is no JSON value.
     """
-    state = sampler_state(env_name, tasks)
     _asked(env_name, "its state was written as JSON", lambda: json.dumps(state, allow_nan=False))
 
 

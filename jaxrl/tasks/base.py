@@ -40,7 +40,7 @@ class TaskSampler(Protocol):
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Return a JSON value from which `load_state_dict` restores every later draw."""
+        """Return a JSON value from which `load_state_dict` restores every later draw; a copy, which no later call changes."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -150,6 +150,12 @@ class CurriculumSampler(FiniteSampler):
         self._group_size, self._rng_seed, self._signal, self._eps = group_size, rng_seed, signal, eps
         self._learning = {"gamma": gamma, "success_threshold": success_threshold, "tolerance": signal_tolerance}
         self._keys = list(dict.fromkeys(keys))
+        if len(self._keys) == 1 and len(tasks) > 1:
+            logger.warning(
+                "all %d tasks are of one kind, %s %r, so this curriculum has no choice and draws them evenly: give the tasks "
+                "several difficulties (for `reasoning_gym`, `tiers`), or set `tasks.key` = \"id\", which makes each task a kind of its own",
+                len(tasks), self._key_name, self._keys[0],
+            )  # fmt: skip
         number = {name: index for index, name in enumerate(self._keys)}
         self._key_of = [number[name] for name in keys]
         self._members: list[list[int]] = [[] for _ in self._keys]

@@ -94,8 +94,20 @@ class FiniteSampler(ABC):
         return self
 
     def __next__(self) -> TaskSpec:
-        """Draw one task."""
-        return self.tasks[self.next_index()]
+        """Draw one task.
+
+        Raises:
+          StopIteration: there is no task left.
+          ValueError: `next_index` gave something else than an index.
+        """
+        index = self.next_index()
+        try:
+            return self.tasks[index]
+        except (IndexError, TypeError) as error:
+            raise ValueError(
+                f"`next_index` of {type(self).__name__} returned {index!r:.80}; expected an index into its {len(self.tasks)} "
+                f"tasks, an integer from 0 to {len(self.tasks) - 1}"
+            ) from error
 
     def update(self, task: TaskSpec, rewards: Sequence[float | None], costs: Sequence[float] | None = None) -> None:
         """Count one scored group and learn from it.

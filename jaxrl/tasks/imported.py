@@ -19,6 +19,8 @@ from jaxrl.tasks.checked import CheckedSampler
 
 _METHODS = ("sample", "update", "state_dict", "load_state_dict", "metrics", "__iter__", "__next__")
 """What a sampler can be asked."""
+_HOOKS = (*_METHODS, "next_index", "learn", "memory", "remember")
+"""What is called without being waited for: the methods, and those that a `FiniteSampler` leaves to its subclass."""
 _GIVEN = ("tasks", "rng_seed")
 """What every sampler is given, and `kwargs` cannot set."""
 
@@ -33,7 +35,8 @@ def python_sampler(config: PythonTasksConfig, specs: Sequence[TaskSpec], rng_see
       offered: further keyword arguments, each passed if there is a parameter for it that `kwargs` does not set.
 
     Raises:
-      ConfigError: it cannot be imported, does not take its arguments, raises, or returns no sampler.
+      ConfigError: it cannot be imported, does not take its arguments, raises, or returns no sampler, or one with a method that must be
+        awaited.
     """
     where = f"`tasks.import_path`={config.import_path!r}"
     make = imported(config.import_path, where)
@@ -57,12 +60,21 @@ def python_sampler(config: PythonTasksConfig, specs: Sequence[TaskSpec], rng_see
             f"{where} returned {what}, which is no task sampler{lacks}; derive it from `jaxrl.tasks.FiniteSampler`, or see "
             "`jaxrl.tasks.TaskSampler`"
         )
+    if waits := [hook for hook in _HOOKS if _is_async(getattr(sampler, hook, None))]:
+        raise ConfigError(
+            f"{where}: `{waits[0]}` of {type(sampler).__name__} is an `async def`, which nothing waits for, so it would never run; write "
+            "it as a plain `def`"
+        )
     try:
-        return CheckedSampler(sampler, specs, config.import_path)
+        return CheckedSampler(sampler, specs, config.import_path, config.kwargs)
     except (Exception, SystemExit) as error:
         if isinstance(error, ValueError):
             raise ConfigError(f"{where}: {error}") from error
         raise ConfigError(f"{where}: its state cannot be asked for: {in_words(error)}") from error
+
+
+def _is_async(method: object) -> bool:
+    return inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method)
 
 
 def _taken(make: Callable[..., Any], offered: Mapping[str, Any]) -> dict[str, Any]:

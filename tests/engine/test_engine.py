@@ -541,6 +541,10 @@ def test_nothing_compiles_after_warm_up() -> None:
     progress: list[tuple[str, int, int]] = []
     engine.warm_up(lambda *args: progress.append(args))
     assert [done for _, done, _ in progress] == list(range(engine.num_programs))
+    assert any(name.startswith("score") for name, _, _ in progress)
+    unscored: list[str] = []
+    engine.warm_up(lambda name, *_: unscored.append(name), includes_scoring=False)
+    assert unscored == [name for name, _, _ in progress if not name.startswith("score")]
     assert {total for _, _, total in progress} == {engine.num_programs}
     assert num_compiles() - before >= len(progress)
     other = decode_params(seed=1)

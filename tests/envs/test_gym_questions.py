@@ -1,6 +1,7 @@
 """What environments of `reasoning_gym` share: the questions, what comes before them, and what a reply is worth."""
 
 import contextlib
+import logging
 
 import pytest
 
@@ -46,3 +47,20 @@ async def test_the_datasets_scorer_works_for_any_of_them() -> None:
 def test_an_item_is_kept_for_every_question() -> None:
     questions = gym_questions(ToolsEnvConfig(**SUMS))
     assert all(questions.items[spec["id"]]["metadata"]["expression"] in spec["question"] for spec in questions.specs)
+
+
+def test_what_is_left_of_the_items_that_were_asked_for_is_said_and_a_small_rest_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "jaxrl.envs.gym_questions")
+    sums = SUMS | {"num_tasks": 100, "name": "x"}
+    train, heldout = (len(gym_questions(ReasoningGymEnvConfig(**sums, split=split)).specs) for split in ("train", "heldout"))
+    distinct = train + heldout
+    assert distinct < 100 and heldout < 30
+    items = f"out of 100 items (`num_tasks`=100), of which {100 - distinct} ask what another one asks"
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
+        ("INFO", f"env 'x': {train} of {distinct} questions (split 'train'; `heldout_frac`=0.1 keeps {heldout} for 'heldout'), {items}"),
+        (
+            "WARNING",
+            f"env 'x': {heldout} of {distinct} questions (split 'heldout'; `heldout_frac`=0.1 keeps {train} for 'train'), {items}"
+            "; raise `num_tasks` for more",
+        ),
+    ]

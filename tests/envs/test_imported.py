@@ -41,6 +41,14 @@ def anything(**arguments: Any) -> Environment:
     return ToyEnv(arguments["name"], num_tasks=len(arguments))
 
 
+def scoring(spec: TaskSpec, reply: str) -> float:
+    return 1.0
+
+
+def scoring_more(spec: TaskSpec, reply: str, **rest: Any) -> float:
+    return 1.0
+
+
 def misnamed(name: str) -> Environment:
     return ToyEnv("other")
 
@@ -113,6 +121,9 @@ def test_a_setting_without_a_place_to_go_is_an_error(setting: str, value: Any) -
         ("NUMBER", {}, "is a int; name a class or a function"),
         ("toy", {"kwargs": {"tasks": 3}}, r"called with \(name=..., tasks=...\) and raised TypeError: .* keyword argument 'tasks'"),
         ("toy", {"kwargs": {"name": "x"}}, "`kwargs` holds a `name`; set the environment's own `name`"),
+        ("scoring", {}, r"is a function of \(spec, reply\), .* if it scores a reply, decorate it with `@single_turn\(tasks\)`"),
+        ("scoring", {"system_prompt": "x"}, r"decorate it with `@single_turn\(tasks\)`"),
+        ("scoring_more", {}, r"decorate it with `@single_turn\(tasks\)`"),
         ("broken", {}, r"raised KeyError: 'no such file' \(test_imported.py, line \d+, in broken\)"),
         ("leaving", {}, "raised SystemExit: 3"),
         ("no_environment", {}, "returned a object, which is no environment: it has no method `tasks`; derive it from"),

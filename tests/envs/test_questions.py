@@ -1,6 +1,7 @@
 """Questions from a file of the user's: which there are, what is shown of them, and what is refused by file and line."""
 
 import json
+import logging
 from pathlib import Path
 
 import pytest
@@ -153,3 +154,30 @@ def test_a_column_that_would_take_a_fixed_name_is_refused(tmp_path: Path) -> Non
 def test_only_a_reward_of_the_users_own_does_without_answers(tmp_path: Path) -> None:
     reward = PythonRewardConfig(import_path="math:hypot")
     assert questions_environment(questions(tmp_path, {"question": "write a poem"}, reward=reward)).tasks()[0].keys() == {"id", "question"}
+
+
+def test_how_much_of_the_file_is_asked_is_said_and_warned_of_where_nobody_chose_a_part(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [{"question": f"{i} + 1 =", "answer": i + 1} for i in range(100)]
+    path = file_of(tmp_path, *rows)
+    caplog.set_level(logging.INFO, "jaxrl.envs.questions")
+    num_heldout = sum(split_of(row["question"], 0.1) == "heldout" for row in rows)
+    questions_environment(QuestionsEnvConfig(path=path, name="x"))
+    questions_environment(QuestionsEnvConfig(path=path, name="x", split="heldout"))
+    questions_environment(QuestionsEnvConfig(path=path, name="x", split="all", num_tasks=5))
+    questions_environment(QuestionsEnvConfig(path=path, name="x", heldout_frac=0.0))
+    train = f"env 'x': {100 - num_heldout} of 100 questions (split 'train'; `heldout_frac`=0.1 keeps {num_heldout} for 'heldout')"
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
+        ("WARNING", f"{train}; `split` = 'all' takes the whole file"),
+        ("INFO", f"env 'x': {num_heldout} of 100 questions (split 'heldout'; `heldout_frac`=0.1 keeps {100 - num_heldout} for 'train')"),
+        ("INFO", "env 'x': 100 of 100 questions (split 'all'); `num_tasks`=5 takes the first of them"),
+        ("INFO", "env 'x': 100 of 100 questions (split 'train'; `heldout_frac`=0 keeps 0 for 'heldout')"),
+    ]
+
+
+def test_a_number_of_tasks_takes_the_first_ones_of_the_split(tmp_path: Path) -> None:
+    rows = [{"question": f"{i} + 1 =", "answer": i + 1} for i in range(40)]
+    whole, first = (questions_environment(questions(tmp_path, *rows, split="train", num_tasks=num)).tasks() for num in (None, 3))
+    assert first == whole[:3] and len(whole) > 20
+    assert questions_environment(questions(tmp_path, *rows, split="train", num_tasks=1000)).tasks() == whole

@@ -12,8 +12,8 @@ from jaxrl.envs.base import Message
 from jaxrl.envs.session import eval_seed_scope
 from jaxrl.envs.single_turn import SingleTurnEnvironment
 from jaxrl.envs.words import WordsReply
-from jaxrl.errors import DeadlineError, EngineError
-from jaxrl.evals import EnvEvalHarness, EvalConfig
+from jaxrl.errors import ConfigError, DeadlineError, EngineError, NoReplyError, PolicyFunctionError
+from jaxrl.evals import EnvEvalHarness, EvalConfig, EvalPolicy
 from jaxrl.evals.functions import BatchFunctionPolicy, FunctionPolicy
 from jaxrl.inference.endpoint import sampling_seed
 from tests.envs.policies import make_rollout
@@ -211,3 +211,41 @@ def test_a_policy_without_workers_or_batches_is_refused() -> None:
         FunctionPolicy(lambda messages: "", num_workers=0)
     with pytest.raises(ValueError, match="`max_batch_size` must be at least 1"):
         BatchFunctionPolicy(lambda conversations: [], max_batch_size=0)
+
+
+def ones(num_tasks: int) -> SingleTurnEnvironment:
+    return SingleTurnEnvironment("sums", [{"id": str(a)} for a in range(num_tasks)], lambda spec: spec["id"], lambda spec, text: 1.0)
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        FunctionPolicy(lambda messages: 3),  # type: ignore[arg-type, return-value]
+        BatchFunctionPolicy(lambda conversations: [3] * len(conversations)),  # type: ignore[list-item]
+    ],
+    ids=["one", "batch"],
+)
+async def test_a_function_that_returns_no_text_ends_an_evaluation_at_once(policy: EvalPolicy) -> None:
+    told: list[int] = []
+    harness = EnvEvalHarness(ones(100), policy, concurrency=1, on_progress=lambda done, planned: told.append(done))
+    with pytest.raises(NoReplyError, match=r"evaluation of 'sums': .*return the text of a reply, or a `WordsReply`, got int") as caught:
+        await harness.run(EvalConfig(dataset="sums"))
+    assert told == [0, 1] and isinstance(caught.value, TypeError)
+
+
+async def test_batches_of_what_is_no_list_end_it_too() -> None:
+    with pytest.raises(NoReplyError, match="'<lambda>': it must return a list of replies, got str"):
+        await EnvEvalHarness(ones(1), BatchFunctionPolicy(lambda conversations: "7")).run(EvalConfig(dataset="sums"))
+
+
+async def test_a_function_that_always_raises_is_to_be_corrected_and_no_server_is_waited_for() -> None:
+    said = r"the policy is a function, and gave no reply in 8 episodes in a row, .*raised KeyError: 'weights'.*: correct the function"
+    with pytest.raises(PolicyFunctionError, match=said):
+        await EnvEvalHarness(ones(20), FunctionPolicy(broken), concurrency=1).run(EvalConfig(dataset="sums"))
+
+
+def test_a_bare_function_in_place_of_a_policy_is_told_what_to_wrap_it_in() -> None:
+    with pytest.raises(ConfigError, match=r"'sums': expected a policy, got a function; a function is measured as `FunctionPolicy"):
+        EnvEvalHarness(ones(1), lambda messages: "3")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"expected a policy, got a str; see `jaxrl\.evals\.EvalPolicy`"):
+        EnvEvalHarness(ones(1), "smollm2")  # type: ignore[arg-type]

@@ -185,6 +185,7 @@ def test_an_evaluation_of_a_run_says_what_it_played_so_that_others_can_be_compar
     env = ReasoningGymEnvConfig(dataset="chain_sum", split="heldout", system_prompt="Add.", success_threshold=0.7)
     asked = eval_config(EvalSectionConfig(env=[env], num_tasks=5, seeds=[1, 2]), env, "tiny")
     assert asked.dataset == "reasoning_gym:chain_sum" and asked.env_parameters["split"] == "heldout" and "tasks" not in asked.env_parameters
+    assert asked.library_versions.keys() == {"reasoning-gym"}, "a release of it makes other questions"
     told = asked.eval_parameters
     assert (told.split, told.limit, told.seeds, told.system_prompt, told.success_threshold) == ("heldout", 5, (1, 2), "Add.", 0.7)
     assert (told.model, told.samples_per_task, told.sampling.temperature) == ("tiny", 1, 0.0)

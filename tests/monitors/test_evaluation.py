@@ -35,6 +35,12 @@ def printed(rows: list[dict[str, Any]], **more: Any) -> str:
     return out.getvalue()
 
 
+def test_of_many_samples_the_table_has_the_powers_of_two_and_the_last() -> None:
+    rows = [row("a", 1.0, sample=sample) for sample in range(11)]
+    (line,) = [line for line in printed(rows).splitlines() if line.startswith("pass@k")]
+    assert [word for word in line.split() if word.endswith(":")] == ["1:", "2:", "4:", "8:", "11:"]
+
+
 def test_the_table_tells_scores_counts_kinds_and_what_failed_first() -> None:
     probes = [
         {"kind": "same_task", "tasks": ["a"], "passed": False, "detail": "'1' and then '2'"},

@@ -46,6 +46,17 @@ def test_a_path_that_holds_no_rollouts_is_refused_with_what_to_do(run_dir: Path,
         rollout_file(tmp_path / "empty")
 
 
+def test_the_folder_of_an_evaluation_is_its_rows_and_a_task_of_it_is_found(tmp_path: Path) -> None:
+    append_lines(tmp_path / "episodes.jsonl", [{"id": place, "task_id": task, "messages": []} for place, task in enumerate("abca")])
+    path = rollout_file(tmp_path)
+    assert path == tmp_path / "episodes.jsonl" and ids(path, task_id="a") == [0, 3]
+    assert chosen(path, task_id="z").nothing(path) == f"of the 4 rollouts in `{path}`, none is of task 'z'; --step N shows another step"
+    with pytest.raises(ConfigError, match="the folder of one evaluation"):
+        rollout_file(tmp_path, 2)
+    append_lines(tmp_path / "rollouts.jsonl", [{"id": 7, "task": {"id": "a"}, "messages": []}])
+    assert ids(tmp_path / "rollouts.jsonl", task_id="a") == [7], "of a run"
+
+
 def test_the_best_and_the_worst_are_sorted_by_reward_and_leave_out_what_has_none(run_dir: Path) -> None:
     path = rollout_file(run_dir)
     assert ids(path) == [0, 1, 2] and ids(path, num=9) == [0, 1, 2, 3]

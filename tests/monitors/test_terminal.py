@@ -308,14 +308,27 @@ KINDS = {
 LINE = "tasks of sums  0: 10% of draws, 0.95 solved; 1: 60%, 0.50; 2: 30%, 0.10"
 
 
-def test_a_log_has_a_line_about_kinds_of_tasks_once_in_half_a_minute() -> None:
-    clock = Clock()
-    terminal, out = plain(clock)
-    for step, now in enumerate((0, 29, 31, 40), start=1):
-        clock.now = 100.0 + now
+def test_a_log_tells_of_kinds_of_tasks_at_the_first_step_each_tenth_of_the_run_each_evaluation_and_the_end(caplog) -> None:
+    caplog.set_level(logging.INFO)
+    out = io.StringIO()
+    terminal = Terminal("run", 100, console=Console(file=out, width=300), clock=Clock())
+    terminal.evaluation(0, "held", {"success_rate": 0.1})
+    for step in range(1, 25):
         terminal.step(step, {"time/step_s": 1.0} | KINDS)
-    assert [line.startswith("step") for line in out.getvalue().splitlines()] == [True, False, True, True, False, True]
-    assert out.getvalue().splitlines()[1] == LINE
+        if step == 14:
+            terminal.evaluation(13, "held", {"success_rate": 0.2})
+            terminal.evaluation(13, "other", {"success_rate": 0.2})
+    terminal.close()
+    assert out.getvalue().splitlines().count(LINE) == 5
+    assert caplog.messages == [f"step {step}: {LINE}" for step in (1, 10, 14, 20, 24)]
+
+
+def test_the_log_of_a_run_has_the_kinds_of_tasks_below_a_live_view_too(caplog) -> None:
+    caplog.set_level(logging.INFO)
+    terminal = Terminal("run", 60, console=Console(file=io.StringIO(), force_terminal=True, width=60), clock=Clock())
+    terminal.step(1, VALUES | KINDS)
+    terminal.close()
+    assert caplog.messages == [f"step 1: {LINE}"]
 
 
 def test_the_view_shows_kinds_of_tasks_without_breaking_the_line() -> None:

@@ -15,7 +15,7 @@ from jaxrl.errors import CheckpointError
 from jaxrl.monitors.ledger import Ledger
 from jaxrl.orchestrator.algo import RAE, Reinforce
 from jaxrl.orchestrator.batcher import Batcher
-from jaxrl.orchestrator.checkpoint import RunState, Stateful, decode_state, encode_state
+from jaxrl.orchestrator.checkpoint import RunState, Stateful, decode_state, encode_state, encoded
 from jaxrl.orchestrator.draws import Draw, DrawSource
 from jaxrl.orchestrator.groups import KeptGroup, OpenGroup
 from jaxrl.transport.codec import encode
@@ -217,6 +217,22 @@ def test_a_restored_state_captures_to_the_same_bytes():
     assert second.restore(data) == 7
     assert second.source.to_redraw == decode_state(data).undecided
     assert second.capture(7, []) == data
+
+
+def test_what_is_held_has_the_same_bytes_later_whatever_happened_meanwhile():
+    stateful = _stateful()
+    draws = [stateful.source.draw() for _ in range(5)]
+    group = make_group([1.0, 0.0])
+    opened = [OpenGroup(n, draws[n]._replace(spec=dict(draws[n].spec)), None, group, group.rollouts, opened_at_s=0.0) for n in (4, 2)]
+    stateful.ledger.dispatch(2)
+    held, data = stateful.hold(7, opened), stateful.capture(7, opened)
+    stateful.envs[0].tasks.update({"id": "a-0"}, [1.0, None], [3.0, 4.0])
+    stateful.envs[1].algorithm.baseline = 0.5
+    stateful.ledger.decide(group.rollouts[0], "filtered/zero_advantage")
+    stateful.batcher.add(KeptGroup(opened[0], group.rollouts))
+    stateful.source.draw()
+    opened[0].draw.spec["question"] = "another"
+    assert encoded(held) == data != stateful.capture(7, opened)
 
 
 async def test_undecided_draws_are_played_again_first_with_their_own_draw_index():

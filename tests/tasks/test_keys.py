@@ -40,6 +40,17 @@ def test_a_list_without_the_key_falls_back_to_the_next_one_and_says_so(caplog: p
     assert sampler.state_dict()["key"] == "id"
 
 
+def test_many_tasks_of_one_kind_are_no_curriculum_which_is_said_with_what_to_do(caplog: pytest.LogCaptureFixture) -> None:
+    tasks = [{"id": name, "difficulty": "all"} for name in "abc"]
+    assert sorted(task["id"] for task in CurriculumSampler(tasks, 8).sample(3)) == ["a", "b", "c"]
+    (message,) = caplog.messages
+    assert message.startswith("all 3 tasks are of one kind, difficulty 'all'") and "`tiers`" in message and '`tasks.key` = "id"' in message
+    CurriculumSampler(tasks[:1], 8)
+    CurriculumSampler(tasks, 8, key="id")
+    CurriculumSampler([*tasks, {"id": "d", "difficulty": "hard"}], 8)
+    assert len(caplog.messages) == 1
+
+
 def test_tiers_and_single_tasks_are_not_mixed_in_one_table() -> None:
     tasks = [{"id": "a", "difficulty": 1}, *({"id": name} for name in "bcdef")]
     with pytest.raises(ValueError, match=r"5 of 6 tasks have no `difficulty` \('b', 'c', 'd', \.\.\.\)"):

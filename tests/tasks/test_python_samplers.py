@@ -5,6 +5,7 @@ import math
 import random
 import sys
 from collections.abc import Iterator, Sequence
+from datetime import date
 from typing import Any
 
 import pytest
@@ -70,6 +71,26 @@ class Backwards(FiniteSampler):
 class RemembersATuple(Plain):
     def state_dict(self) -> Any:
         return {"random": random.Random(0).getstate()}
+
+
+class RemembersAGenerator(Backwards):
+    def memory(self) -> dict[str, Any]:
+        return {"tries": list(range(200)), "seen": {"by": [1, random.Random(0)]}}
+
+
+class LearnsLater(Backwards):
+    async def learn(self, group: Any) -> None:  # type: ignore[override]
+        self.num_draws += 1
+
+
+class UpdatesLater(Plain):
+    async def update(self, task: TaskSpec, rewards: Any, costs: Any = None) -> None:  # type: ignore[override]
+        self.seen.append(task)
+
+
+class SamplesInBits(Plain):
+    async def sample(self, n: int) -> Any:  # type: ignore[override]
+        yield self.tasks[0]
 
 
 class RemembersNothing(Plain):
@@ -149,6 +170,10 @@ def test_a_sampler_of_jaxrl_may_be_named_too() -> None:
         ("returns_a_class", "returned the class UniformSampler, which is no task sampler; derive"),
         ("waits", "returned a coroutine, which is no task sampler"),
         ("RemembersATuple", "must return a JSON value.*a tuple becomes a list"),
+        ("RemembersAGenerator", r"can hold it: `seen\.by\[1\]` is a Random, <random\.Random"),
+        ("LearnsLater", "`learn` of LearnsLater is an `async def`, which nothing waits for, so it would never run"),
+        ("UpdatesLater", "`update` of UpdatesLater is an `async def`"),
+        ("SamplesInBits", "`sample` of SamplesInBits is an `async def`"),
         ("RemembersNothing", "its state cannot be asked for: LookupError: not yet"),
     ],
 )
@@ -224,6 +249,14 @@ def test_a_state_that_json_would_not_give_back_is_refused(state: object) -> None
         sampler.state_dict()
 
 
+def test_a_state_is_a_copy_that_nothing_changes_afterwards() -> None:
+    inner, sampler = plain()
+    inner.state = {"seen": ["a"]}
+    state = sampler.state_dict()
+    inner.state["seen"].append("b")
+    assert state["state"] == {"seen": ["a"]}
+
+
 def test_a_restart_gives_it_its_own_state_and_the_counters_theirs() -> None:
     _, sampler = plain()
     sampler.sample(2)
@@ -234,12 +267,54 @@ def test_a_restart_gives_it_its_own_state_and_the_counters_theirs() -> None:
     assert inner.at == 2 and restored.metrics() == sampler.metrics()
 
 
+def test_a_state_that_holds_itself_is_refused_with_where_it_does() -> None:
+    inner, sampler = plain()
+    inner.state = {"again": []}
+    inner.state["again"].append(inner.state)
+    with pytest.raises(ValueError, match=r"`again\[0\]\.again.*goes deeper"):
+        sampler.state_dict()
+
+
+@pytest.mark.parametrize("index", [10**9, 1.0, None])
+def test_an_index_that_is_none_is_refused_with_the_method_that_gave_it(index: Any) -> None:
+    sampler = Backwards(TASKS, 0)
+    sampler.next_index = lambda: index  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match=rf"`next_index` of Backwards returned {index}; expected an index into its 3 tasks, .* 0 to 2"):
+        sampler.sample(1)
+
+
+def test_the_state_of_other_kwargs_is_refused_with_the_one_that_differs_and_holds_no_value_of_them() -> None:
+    made = {"more": 1, "since": date(2026, 1, 1), "key": "s3cr3t"}
+
+    def sampler(**kwargs: Any) -> CheckedSampler:
+        return CheckedSampler(Plain(list(TASKS), 0, group_size=8), TASKS, "my:Plain", kwargs)
+
+    state = json.loads(json.dumps(sampler(**made).state_dict()))
+    assert "s3cr3t" not in str(state)
+    sampler(**made).load_state_dict(state)
+    for other, name in (({**made, "more": 2}, "more"), ({**made, "new": None}, "new"), ({"more": 1, "since": made["since"]}, "key")):
+        with pytest.raises(ValueError, match=rf"my:Plain was called with another `tasks\.kwargs\.{name}`"):
+            sampler(**other).load_state_dict(state)
+    with pytest.raises(ValueError, match="'kwargs' is None"):
+        sampler().load_state_dict({**state, "kwargs": None})
+    with pytest.raises(ValueError, match=r"another `tasks\.kwargs\.more`"):
+        built("Plain", more=2).load_state_dict(built("Plain", more=1).state_dict())
+
+
 @pytest.mark.parametrize("change", [{"tasks": "other"}, {"sampler": "my:Other"}, {"type": "uniform"}, {"counters": None}])
 def test_the_state_of_another_sampler_or_of_other_tasks_never_reaches_it(change: dict) -> None:
     inner, sampler = plain()
     with pytest.raises(ValueError, match="state"):
         sampler.load_state_dict({**sampler.state_dict(), **change, "state": {"at": 5}})
     assert inner.at == 0
+
+
+@pytest.mark.parametrize("name", ["admission_frac", "missing_costs", "gate/mine/frac"])
+def test_a_metric_that_the_run_reports_itself_is_refused(name: str) -> None:
+    inner, sampler = plain()
+    inner.reported = {name: 0.5}
+    with pytest.raises(ValueError, match=rf"`metrics\(\)` of my:Plain holds '{name}', under which the run reports"):
+        sampler.metrics()
 
 
 @pytest.mark.parametrize("reported", [None, {"a": "1"}, {"a": math.nan}, {1: 1.0}], ids=repr)

@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 
 MANY_TASKS = 100_000
 """More than these take so long to list that it is said."""
+MAX_MESSAGE_CHARS = 1_000_000
+"""A longer message is refused before it is rendered: no policy can read it, and turning it into tokens holds up every other rollout."""
 _RESET_KEYS = ("split", "index", "seed")
 """What of a task's spec the server is reset with."""
 
@@ -167,11 +169,16 @@ class OpenEnvEnvironment(ChatEnvironment):
 
     async def _messages(self, episode: Episode) -> Sequence[Message]:
         said = await self._adapted(self._adapter.message, dict(episode.state["observations"][-1].observation), episode.spec)
-        if isinstance(said, str):
-            return [{"role": "user", "content": said}]
-        if not isinstance(said, Sequence):
+        messages: Any = [{"role": "user", "content": said}] if isinstance(said, str) else said
+        if not isinstance(messages, Sequence):
             raise EnvError(f"env {self.name!r}: `message` must return a text or a list of messages, got {said!r:.100}")
-        return said
+        contents = [message.get("content") for message in messages if isinstance(message, Mapping)]
+        if (size := sum(len(content) for content in contents if isinstance(content, str))) > MAX_MESSAGE_CHARS:
+            raise EnvError(
+                f"env {self.name!r}: an observation is shown as {size:,} characters, and {MAX_MESSAGE_CHARS:,} is the most; show one field "
+                "of it (`question_key`), or cut it in an adapter of yours (`import_path`)"
+            )
+        return messages
 
     async def _adapted(self, method: Callable[..., Any], *args: Any) -> Any:
         what = f"env {self.name!r}: what `{getattr(method, '__name__', method)}` returns"
@@ -214,7 +221,11 @@ def _tasks(config: OpenEnvConfig, where: str) -> list[TaskSpec]:
         except EnvUnreachableError as error:
             raise EnvUnreachableError(f"{where}: `base_url`={shown_url(config.base_url)!r}: {error}") from error
         except (TaskAPIError, IndexError, ValueError) as error:
-            raise ConfigError(f"{where}: the tasks of `split`={config.split!r} cannot be listed: {error}{_splits(client)}") from error
+            known = _splits(client)
+            if known and config.split not in known:
+                words = f"the server has no `split`={config.split!r}; it has the splits {', '.join(map(repr, known))}"
+                raise ConfigError(f"{where}: {words} (asked for its tasks, it said: {error})") from error
+            raise ConfigError(f"{where}: the tasks of `split`={config.split!r} cannot be listed: {error}") from error
     if not listed:
         raise ConfigError(f"{where}: `split`={config.split!r} of the server has no tasks")
     return [_spec(config, task, index, seed) for index, task in enumerate(listed) for seed in config.seeds]
@@ -243,8 +254,8 @@ def _tasks_of_seeds(config: OpenEnvConfig, where: str, error: NotImplementedErro
     return [{"id": f"seed-{seed}", "seed": seed} for seed in range(first, first + config.num_tasks)]
 
 
-def _splits(client: SyncTaskAPIClient) -> str:
-    """Return which splits there are, in words; nothing if the server does not say."""
+def _splits(client: SyncTaskAPIClient) -> list[Any]:
+    """Return the names of the splits that there are; none if the server does not say."""
     with contextlib.suppress(NotImplementedError, LookupError, ValueError, EnvError):
-        return f"; it has the splits {', '.join(repr(split.get('name')) for split in client.list_splits())}"
-    return ""
+        return [split.get("name") for split in client.list_splits()]
+    return []

@@ -284,7 +284,7 @@ async def test_a_setting_that_does_not_fit_the_server_is_said_in_words() -> None
         (acted,) = await played(built(server, action={"reply": "{reply}"}), built(server).tasks()[0])
         assert "VALIDATION_ERROR" in failures([acted])[0]
         with pytest.raises(
-            ConfigError, match=r"env 'openenv': .*`split`='valid' cannot be listed: .*500.*; it has the splits 'train', 'test'"
+            ConfigError, match=r"env 'openenv': the server has no `split`='valid'; it has the splits 'train', 'test' \(asked .*500"
         ):
             built(server, split="valid")
         with pytest.raises(ConfigError, match=r"cannot be listed: .*404: unknown environment"):
@@ -460,3 +460,17 @@ async def test_a_users_own_adapter_words_messages_and_actions() -> None:
 def test_senseless_settings_are_refused(settings: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         OpenEnvConfig(**{"base_url": "http://127.0.0.1:8000", **settings})
+
+
+async def test_an_observation_that_nobody_could_read_is_refused_before_it_is_rendered() -> None:
+    def frame(kind: str, data: dict[str, Any]) -> str | None:
+        told = {"observation": {"question": "x" * 1_000_001}, "reward": None, "done": False}
+        return json.dumps({"type": "observation", "data": told}) if kind == "reset" else None
+
+    with StubServer(World(frame=frame)) as server:
+        (rollout,) = await played(built(server), built(server).tasks()[1])
+    assert failures([rollout]) == [
+        "env: env 'openenv': an observation is shown as 1,000,001 characters, and 1,000,000 is the most; show one field of it "
+        "(`question_key`), or cut it in an adapter of yours (`import_path`)"
+    ]
+    assert rollout.nodes == []
