@@ -320,6 +320,8 @@ def test_a_run_folder_names_its_environments_and_its_base_policy_can_be_compared
     argv = [f"config:{tmp_path}#{env.name}", *ENDPOINT, "--compare", str(tmp_path / "base.json")]
     request = command.read_request(parse_eval_flags(argv, build_eval_parser()), [], lambda text: None)
     assert request.run_seed == 5 and not request.is_in_turns
+    again = command.read_request(parse_eval_flags([*argv, "--limit", "7"], build_eval_parser()), [], lambda text: None)
+    assert not again.is_in_turns and again.parameters == request.parameters, "as many as the run plays are those that it plays"
     assert request.command.inference == config.engine, "the same window, whoever is measured"
     assert request.parameters == measured.eval_parameters.model_copy(update={"model": "m"})
     assert library_versions(request.command.env) == measured.library_versions == {"reasoning-gym": metadata.version("reasoning-gym")}

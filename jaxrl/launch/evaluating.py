@@ -234,14 +234,16 @@ def _warn_of_few_tasks(request: EvalRequest, num_tasks: int) -> None:
 def _warn_of_seeds(result: EvalResult) -> None:
     """Say so if every task began alike under each of several seeds, at temperature 0."""
     parameters = result.config.eval_parameters
+    if parameters.seeds is None or parameters.sampling.temperature > 0:
+        return
     begun: dict[str, dict[int, str]] = {}
     for row in result.rows:
         if row["observation_sha"] is not None:
             begun.setdefault(row["task_id"], {})[row["seed"]] = row["observation_sha"]
     repeated = [by_seed for by_seed in begun.values() if len(by_seed) > 1]
-    if parameters.sampling.temperature == 0 and repeated and all(len(set(by_seed.values())) == 1 for by_seed in repeated):
+    if repeated and all(len(set(by_seed.values())) == 1 for by_seed in repeated):
         logger.warning(
             "no task began differently under another seed (`seeds` %s): unless the environment looks at its seed later on, these are the "
             "same episodes %d times; play them with one seed (leave `--seeds` out)",
-            ",".join(map(str, parameters.seeds or ())), max(map(len, repeated)),
+            ",".join(map(str, parameters.seeds)), max(map(len, repeated)),
         )  # fmt: skip
