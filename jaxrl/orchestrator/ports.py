@@ -68,6 +68,10 @@ class TrainerChannel(Protocol):
         """Wait for the report of the oldest step not yet reported."""
         ...
 
+    def pending_reports(self) -> list[StepReport]:
+        """Return the reports that are there and were not taken, whatever failed since."""
+        ...
+
     async def next_version(self, after: int, deadline_s: float) -> int:
         """Wait for a published version above `after`; the newest one."""
         ...

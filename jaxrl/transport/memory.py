@@ -105,6 +105,13 @@ class InProcessChannel:
 
         return await self._until(take, "the trainer's next step report", deadline_s)
 
+    def pending_reports(self) -> list[StepReport]:
+        """Return the reports that were handed over and not taken, oldest first, each once; never waits, and says nothing of a failure."""
+        with self._changed:
+            reports = list(self._reports)
+            self._reports.clear()
+            return reports
+
     async def next_version(self, after: int, deadline_s: float) -> int:
         """Return the newest announced policy version, waiting until it is above `after`.
 

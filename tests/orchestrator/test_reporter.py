@@ -92,12 +92,39 @@ async def test_a_skipped_step_is_told_to_its_rollouts() -> None:
     assert set(REASONS) >= {Training.SKIPPED, Training.UNREPORTED}
 
 
+class DoneChannel:
+    """A trainer that reported two steps and then broke."""
+
+    async def next_report(self, deadline_s: float) -> StepReport:
+        raise RuntimeError("the trainer broke at step 3")
+
+    def pending_reports(self) -> list[StepReport]:
+        return [StepReport(step=step, version=step, skipped=False, metrics={"loss/total": 0.5}) for step in (1, 2)]
+
+
+async def test_a_report_that_came_just_before_the_failure_is_written_down() -> None:
+    monitors = RecordingMonitors()
+    reporter = Reporter(DoneChannel(), monitors, on_report=lambda step: None, deadline_s=60.0, clock=time.monotonic)
+    rollouts = [make_rollout() for _ in range(3)]
+    for step, rollout in enumerate(rollouts, 1):
+        rollout.bucket = Bucket.TRAINED
+        reporter.add(ShippedStep(step, {}, [rollout]))
+    with pytest.raises(RuntimeError, match="broke at step 3"):
+        await reporter.run()
+    await reporter.close()
+    assert monitors.updated == [1, 2] and [(step, row["loss/total"]) for step, row in monitors.steps] == [(1, 0.5), (2, 0.5)]
+    assert [rollout.training for rollout in rollouts] == [Training.APPLIED, Training.APPLIED, Training.UNREPORTED]
+
+
 class SilentChannel:
     """A trainer that never reports."""
 
     async def next_report(self, deadline_s: float) -> StepReport:
         await asyncio.sleep(deadline_s)
         raise AssertionError("the deadline is longer than the test")
+
+    def pending_reports(self) -> list[StepReport]:
+        return []
 
 
 class SlowMonitors(RecordingMonitors):
