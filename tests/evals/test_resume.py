@@ -345,8 +345,10 @@ async def test_a_row_that_lacks_what_scores_need_is_a_damaged_one(tmp_path: Path
 async def test_what_is_nested_too_deeply_to_be_written_costs_no_row(tmp_path: Path) -> None:
     class Deep(Coin):
         async def answer(self, prompt: WordsPrompt, seed: int) -> WordsReply:
-            arguments = json.loads('{"x": ' + "[" * 900 + "]" * 900 + "}")
-            call = ToolCall("c1", "sum", arguments, raw="{}")
+            deep: list = []
+            for _ in range(200_000):  # Python 3.13 writes thousands of levels
+                deep = [deep]
+            call = ToolCall("c1", "sum", {"x": deep}, raw="{}")
             return replace(await super().answer(prompt, seed), tool_calls=(call,))
 
     result = await evaluate(tmp_path, Deep())
