@@ -46,8 +46,8 @@ def read_request(flags: argparse.Namespace, overrides: Sequence[str], warn: Warn
     _check_together(flags)
     of_run, run_of_env = _env_of_run(flags, warn)
     source = EvalSectionConfig() if run_of_env is None else run_of_env.orchestrator.eval
-    model, run = _model(flags, warn)
     tables: dict[str, Any] = {"env": _env_table(flags, of_run)}
+    model, run = _model(flags, warn)
     if (sized_by := run or run_of_env) is not None:  # a model beside a run gets the run's window, as its base policy had it
         tables["inference"] = sized_by.engine.model_dump()
     engine = {"num_slots": flags.num_slots, "max_model_len": flags.max_model_len, "dtype": flags.dtype}
