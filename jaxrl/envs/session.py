@@ -30,24 +30,43 @@ def eval_seed_scope(env_name: str) -> str:
 
 
 def token_sampling(
-    sampling: SamplingConfig, rollout: Rollout, prompt: Prompt, *, run_seed: int, seed_scope: str, stop_ids: tuple[int, ...] = ()
+    sampling: SamplingConfig,
+    rollout: Rollout,
+    turn: str,
+    *,
+    run_seed: int,
+    seed_scope: str,
+    room: int | None = None,
+    stop_ids: tuple[int, ...] = (),
 ) -> TokenSampling:
-    """Return how a reply is sampled: as configured, in as many tokens as there is room for, with a seed of its own."""
+    """Return how a reply is sampled: as configured, with a seed of its own, in as many tokens as there is room for.
+
+    One function for every session, so that a model is seeded alike wherever it answers.
+
+    Args:
+      sampling: the configuration.
+      rollout: its draw index and member are part of the seed.
+      turn: which turn of which conversation of the rollout; part of the seed too.
+      run_seed: `run.seed`.
+      seed_scope: the environment's name in training, `eval_seed_scope(name)` in evaluation.
+      room: tokens that prompt and window leave for the reply; None if the server alone knows.
+      stop_ids: ids that end the reply, for a server that is asked in tokens.
+    """
     return TokenSampling(
-        max_tokens=min(sampling.max_tokens, prompt.room),
+        max_tokens=sampling.max_tokens if room is None else min(sampling.max_tokens, room),
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         top_k=sampling.top_k,
         min_p=sampling.min_p,
-        seed=sampling_seed(run_seed, seed_scope, rollout.draw_index, rollout.member, prompt.turn),
+        seed=sampling_seed(run_seed, seed_scope, rollout.draw_index, rollout.member, turn),
         stop_ids=stop_ids,
         stop=tuple(sampling.stop),
     )
 
 
-def request_name(rollout: Rollout, prompt: Prompt) -> str:
+def request_name(rollout: Rollout, turn: str) -> str:
     """Return a name for the request of a turn, unique among those of a run that are alive."""
-    return f"{rollout.group_id}/{rollout.member}/{prompt.turn}"
+    return f"{rollout.group_id}/{rollout.member}/{turn}"
 
 
 class RecordedSession:
@@ -162,10 +181,16 @@ class PolicySession(RecordedSession):
     def _request(self, prompt: Prompt) -> GenerateRequest:
         rollout = self._transcript.rollout
         return GenerateRequest(
-            request_id=request_name(rollout, prompt),
+            request_id=request_name(rollout, prompt.turn),
             token_ids=prompt.rendered.prompt_ids,
             sampling=token_sampling(
-                self._sampling, rollout, prompt, run_seed=self._run_seed, seed_scope=self._seed_scope, stop_ids=self._stop_ids
+                self._sampling,
+                rollout,
+                prompt.turn,
+                run_seed=self._run_seed,
+                seed_scope=self._seed_scope,
+                room=prompt.room,
+                stop_ids=self._stop_ids,
             ),
             wants_logprobs=not self._is_frozen,
             cache_salt=self._cache_salt(),

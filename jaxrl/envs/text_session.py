@@ -112,8 +112,10 @@ class ForeignModel:
                 "than the policy: how it would call a tool is not how the policy does; use a `sampling.source` with the policy's "
                 "tokenizer, or demonstrations"
             )
-        sampling = token_sampling(self._sampling, rollout, prompt, run_seed=self._run_seed, seed_scope=rollout.env_name)
-        return await self._pool.chat(ChatRequest(request_name(rollout, prompt), prompt.rendered.messages, sampling))
+        sampling = token_sampling(
+            self._sampling, rollout, prompt.turn, run_seed=self._run_seed, seed_scope=rollout.env_name, room=prompt.room
+        )
+        return await self._pool.chat(ChatRequest(request_name(rollout, prompt.turn), prompt.rendered.messages, sampling))
 
 
 class TextSession(RecordedSession):

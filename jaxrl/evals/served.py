@@ -13,9 +13,9 @@ from typing import Protocol
 
 from jaxrl.config.env import SamplingConfig
 from jaxrl.config.turns import History
-from jaxrl.envs.session import eval_seed_scope
+from jaxrl.envs.session import eval_seed_scope, request_name, token_sampling
 from jaxrl.envs.words import WordsPrompt, WordsReply, WordsSession
-from jaxrl.inference.endpoint import ChatReply, ChatRequest, TokenSampling, sampling_seed
+from jaxrl.inference.endpoint import ChatReply, ChatRequest
 from jaxrl.types import Rollout
 
 
@@ -74,21 +74,11 @@ class ServedSession(WordsSession):
           PromptTooLongError: the server says so.
           EngineError, DeadlineError: the request was refused, or not answered in time.
         """
-        rollout, sampling = self.rollout, self._sampling
-        request = ChatRequest(
-            f"{rollout.group_id}/{rollout.member}/{prompt.turn}",
-            prompt.messages,
-            TokenSampling(
-                max_tokens=sampling.max_tokens,
-                temperature=sampling.temperature,
-                top_p=sampling.top_p,
-                top_k=sampling.top_k,
-                min_p=sampling.min_p,
-                seed=sampling_seed(self._run_seed, eval_seed_scope(rollout.env_name), rollout.draw_index, rollout.member, prompt.turn),
-                stop=tuple(sampling.stop),
-            ),
-            tools=prompt.tools,
+        rollout = self.rollout
+        sampling = token_sampling(
+            self._sampling, rollout, prompt.turn, run_seed=self._run_seed, seed_scope=eval_seed_scope(rollout.env_name)
         )
+        request = ChatRequest(request_name(rollout, prompt.turn), prompt.messages, sampling, tools=prompt.tools)
         reply = await self._endpoint.chat(request)
         return WordsReply(
             whole_text(reply),
